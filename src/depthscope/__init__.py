@@ -5,61 +5,22 @@ load on first use.
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-_ROOMS = (
-    "anatomy",
-    "attention_paths",
-    "diagnosis",
-    "discovery",
-    "drawing",
-    "hooks",
-    "inputs",
-    "measures",
-    "models",
-    "probing",
-    "remedies",
-    "report",
-    "theory",
-    "usage",
-    "value_spectra",
-    "watching",
-)
-_PUBLIC = {
-    "Captured": "probing",
-    "DeEscalate": "remedies",
-    "DepthCallback": "watching",
-    "DepthUse": "usage",
-    "Diagnosis": "diagnosis",
-    "Fixed": "diagnosis",
-    "LayerScale": "remedies",
-    "PathShares": "attention_paths",
-    "Profile": "probing",
-    "Recommendation": "remedies",
-    "ResidualWeight": "remedies",
-    "Scope": "scope",
-    "Spectra": "value_spectra",
-    "ablate": "probing",
-    "apply": "remedies",
-    "capture": "probing",
-    "depth_use": "usage",
-    "diagnose": "diagnosis",
-    "fix": "diagnosis",
-    "list_families": "anatomy",
-    "list_measures": "measures",
-    "list_remedies": "remedies",
-    "paths": "attention_paths",
-    "register_family": "anatomy",
-    "probe": "probing",
-    "profile_of": "probing",
-    "recommend": "remedies",
-    "remove": "remedies",
-    "restore": "remedies",
-    "skip_loss": "probing",
-    "spectra": "value_spectra",
-    "watch": "watching",
-    "write_report": "report.write",  # `depthscope.report` is the room
+_NAMES = {  # by room, the public names that it has
+    "anatomy": "list_families register_family",
+    "attention_paths": "PathShares paths",
+    "diagnosis": "Diagnosis Fixed diagnose fix",
+    "measures": "list_measures",
+    "probing": "Captured Profile ablate capture probe profile_of skip_loss",
+    "remedies": "DeEscalate LayerScale Recommendation ResidualWeight apply list_remedies recommend remove restore",
+    "scope": "Scope",
+    "usage": "DepthUse depth_use",
+    "value_spectra": "Spectra spectra",
+    "watching": "DepthCallback watch",
 }
+_ROOM_OF = {name: room for room, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
     "Captured",
@@ -128,13 +89,14 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("depthscope")
-    if name in _ROOMS:
+    if name == "write_report":  # `depthscope.report` is the room
+        return import_module("depthscope.report").write
+    if name in _ROOM_OF:
+        return getattr(import_module(f"depthscope.{_ROOM_OF[name]}"), name)
+    if not name.startswith("_") and find_spec(f"depthscope.{name}") is not None:
         return import_module(f"depthscope.{name}")
-    if name in _PUBLIC:
-        room, _, inside = _PUBLIC[name].partition(".")
-        return getattr(import_module(f"depthscope.{room}"), inside or name)
     raise AttributeError(f"module 'depthscope' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_ROOMS])
+    return sorted([*__all__, *_NAMES, "hooks", "inputs", "models", "report", "theory"])

@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote, unquote
 
 from depthscope.locks import Held, NoLocks, lock
 
@@ -97,13 +98,14 @@ def write_folder(
             (new / part).mkdir(parents=True)
         for name in set(obsolete) - writers.keys():
             _refuse_obstacle(folder / name, is_folder=False)
-            (new / _GONE / _flat(name)).touch()
+            (new / _GONE / quote(name, safe="")).touch()
         *_, last = writers
         for name, write in writers.items():
             part = _FIRST if name != last else _LAST if existing == "replace" else _MISSING
+            made = new / part / quote(name, safe="")  # a name may lead into a folder
             with _naming(folder / name):
-                write(new / part / _flat(name))
-            _refuse_obstacle(folder / name, is_folder=(new / part / _flat(name)).is_dir())
+                write(made)
+            _refuse_obstacle(folder / name, is_folder=made.is_dir())
         if forced:
             for path in [*new.rglob("*"), new]:
                 force_to_disk(path)
@@ -193,19 +195,24 @@ def remove_leftovers(folder: Path) -> None:
 
 @contextmanager
 def _scratch_in(folder: Path) -> Iterator[Path]:
-    scratch, handle = _new_scratch(folder)
+    """A scratch folder, locked where there are locks; what is ready in it at the end is put in place."""
+    handle = None
+    while True:
+        scratch = Path(tempfile.mkdtemp(dir=folder, prefix=_SCRATCH))
+        with suppress(Held, FileNotFoundError):  # another process has taken it for a leftover
+            with suppress(NoLocks):
+                handle = lock(scratch / _LOCK)
+            break
     try:
-        yield scratch
-    except BaseException:
-        _remove(scratch)
-        raise
-    else:
+        try:
+            yield scratch
+        except BaseException:
+            _remove(scratch)
+            raise
         try:
             _settle(scratch)
         except OSError as error:
-            if not any(
-                scratch.glob("old-*")
-            ):  # else it has what was there before, and the next one that writes ends it
+            if not any(scratch.glob("old-*")):  # else it has what was there before, and the next writer ends it
                 _remove(scratch)
             place = error.filename2 or error.filename or folder
             raise OSError(f"could not write {place}: {in_words(error)}; check --out") from error
@@ -214,27 +221,15 @@ def _scratch_in(folder: Path) -> Iterator[Path]:
             os.close(handle)
 
 
-def _new_scratch(folder: Path) -> tuple[Path, int | None]:
-    """A scratch folder and its lock, if there are locks."""
-    while True:
-        scratch = Path(tempfile.mkdtemp(dir=folder, prefix=_SCRATCH))
-        try:
-            return scratch, lock(scratch / _LOCK)
-        except NoLocks:
-            return scratch, None
-        except (Held, FileNotFoundError):
-            continue  # another process has taken it for a leftover
-
-
 def _settle(scratch: Path) -> None:
     """Puts in place what is ready, from wherever that was interrupted, and removes the scratch folder."""
     folder, ready = scratch.parent, scratch / _READY
     if ready.is_dir():
         gone, first, last, missing = ([*(ready / part).iterdir()] for part in _PARTS)
         for path in [*(last if first or gone else []), *gone]:
-            (folder / _deep(path.name)).unlink(missing_ok=True)
+            (folder / unquote(path.name)).unlink(missing_ok=True)
         for path in [*first, *last]:
-            target = folder / _deep(path.name)
+            target = folder / unquote(path.name)
             target.parent.mkdir(exist_ok=True)
             _put(path, target, aside=scratch / f"old-{path.name}")
         for path in missing:
@@ -245,16 +240,6 @@ def _settle(scratch: Path) -> None:
                     raise
         os.rename(ready, scratch / _DONE)
     _remove(scratch)
-
-
-def _flat(name: str) -> str:
-    """A name that leads into a folder, as one without: `before/x` is `before%2Fx` in a scratch folder."""
-    return name.replace("%", "%25").replace("/", "%2F")
-
-
-def _deep(name: str) -> str:
-    """What `_flat` was given."""
-    return name.replace("%2F", "/").replace("%25", "%")
 
 
 def _remove(scratch: Path) -> None:

@@ -15,8 +15,6 @@ _BLOCK = 50_000  # bytes of a block's Python objects, whatever the width of its 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
-# Limit and use, in the second and in the first version of cgroups.
-_LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 
 
 def available_memory() -> int:
@@ -24,48 +22,20 @@ def available_memory() -> int:
 
     Without /proc/meminfo: all of the machine's memory.
     """
-    return min(_of_machine(), *_left_in_cgroups())
-
-
-def _of_machine() -> int:
+    left = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     if _MEMINFO.exists():
-        for line in _MEMINFO.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _left_in_cgroups() -> list[int]:
-    """What the limits of the process's own groups, and of those that they are in, leave."""
-    left = []
-    for folder in _own_cgroups():
-        for limit, used in _LIMITS:
-            with suppress(OSError, ValueError):  # not there, or "max": no limit
-                most = int((folder / limit).read_text())
-                left.append(max(0, most - int((folder / used).read_text()) + _reclaimable(folder)))
-    return left or [_of_machine()]
-
-
-def _own_cgroups() -> list[Path]:
-    """Folders of the groups that count memory. Inside a container the outermost is what is mounted there."""
-    found: dict[Path, None] = {_CGROUPS: None, _CGROUPS / "memory": None}
+        named = dict(line.split(":") for line in _MEMINFO.read_text().splitlines())
+        left = [int(named["MemAvailable"].split()[0]) * 1024]
+    group = _CGROUPS
     with suppress(OSError, ValueError):
-        for line in _OWN_CGROUPS.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers in ("", "memory"):
-                root = _CGROUPS / controllers
-                group = root / path.lstrip("/")
-                found.update(dict.fromkeys(parent for parent in (group, *group.parents) if root in parent.parents))
-    return list(found)
-
-
-def _reclaimable(folder: Path) -> int:
-    """Files that the kernel keeps in memory only as long as nobody needs the room."""
-    with suppress(OSError, ValueError):
-        for line in (folder / "memory.stat").read_text().splitlines():
-            if line.startswith(("inactive_file ", "total_inactive_file ")):
-                return int(line.split()[1])
-    return 0
+        group = _CGROUPS / _OWN_CGROUPS.read_text().strip().removeprefix("0::").lstrip("/")
+    for folder in (group, *group.parents):  # a group has no more than those that it is in
+        with suppress(OSError, ValueError):  # not there, or "max": no limit
+            most, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
+            kept = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            # Files that the kernel keeps in memory only as long as nobody needs it count as left.
+            left.append(max(0, most - used + int(kept.get("inactive_file", 0))))
+    return min(left)
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -92,7 +62,8 @@ def require_memory(parameters: int, dtype: torch.dtype = torch.float32, *, what:
     with counting(what):
         needed, available = _SPARE * parameters * dtype.itemsize + float(_BLOCK * blocks), available_memory()
     if needed > available:
-        sizes = [*([what] if what else []), *([f"{parameters:.3g} parameters in {_name(dtype)}"] if parameters else [])]
+        counted = f"{parameters:.3g} parameters in {str(dtype).removeprefix('torch.')}" if parameters else ""
+        sizes = filter(None, (what, counted))
         raise ValueError(
             f"expected a model that fits into memory, got {', '.join(sizes)}: "
             f"{needed / 1e9:.1f} GB needed, {available / 1e9:.1f} GB available; "
@@ -109,7 +80,3 @@ def require_room(size: int, what: str, instead: str) -> None:
             f"expected input that fits into memory, got {what}: {needed:.3g} GB needed, "
             f"{available / 1e9:.1f} GB available; {instead}"
         )
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

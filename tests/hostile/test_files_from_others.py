@@ -210,16 +210,13 @@ def test_long_words_change_no_tokenizer_but_their_own():
     assert train_tokenizer(Text(f"{words} {'e' * 101}", "manual"), 1000).get_vocab() == known
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_the_limit_of_a_container_counts(version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    folder = tmp_path / "memory/docker/x" if version == 1 else tmp_path / "docker/x"
-    folder.mkdir(parents=True)
-    limit, used = memory._LIMITS[2 - version]
-    (folder / limit).write_text("1000000\n")
-    (folder / used).write_text("600000\n")
+def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (folder := tmp_path / "docker/x").mkdir(parents=True)
+    (folder / "memory.max").write_text("1000000\n")
+    (folder / "memory.current").write_text("600000\n")
     (folder / "memory.stat").write_text("anon 5\ninactive_file 100000\n")
-    (folder.parent / limit).write_text("max\n" if version == 2 else f"{2**63 - 4096}\n")
-    (own := tmp_path / "own").write_text("4:memory:/docker/x\n" if version == 1 else "0::/docker/x\n")
+    (folder.parent / "memory.max").write_text("max\n")
+    (own := tmp_path / "own").write_text("0::/docker/x\n")
     monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
     monkeypatch.setattr(memory, "_OWN_CGROUPS", own)
     assert memory.available_memory() == 500_000
