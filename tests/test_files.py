@@ -30,16 +30,14 @@ def content(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("forced", [False, True])
-@pytest.mark.parametrize(("existing", "left"), [("replace", "new"), ("keep", "old")])
-def test_a_folder_that_is_there_is_replaced_or_kept(tmp_path: Path, existing, left: str, forced: bool):
+def test_a_folder_that_is_there_is_replaced(tmp_path: Path, forced: bool):
     target = tmp_path / "parent" / "folder"
-    assert write_whole_folder(target, writing("old"), existing=existing, forced=forced) == target
-    write_whole_folder(target, writing("new"), existing=existing, forced=forced)
-    assert content(target.parent) == {"folder": left}
+    assert write_whole_folder(target, writing("old"), forced=forced) == target
+    write_whole_folder(target, writing("new"), forced=forced)
+    assert content(target.parent) == {"folder": "new"}
 
 
-@pytest.mark.parametrize("existing", ["replace", "keep"])
-def test_what_fails_leaves_the_folder_as_it_was(tmp_path: Path, monkeypatch, existing):
+def test_what_fails_leaves_the_folder_as_it_was(tmp_path: Path, monkeypatch):
     write_whole_folder(tmp_path / "folder", writing("old"))
 
     def fail(folder: Path) -> None:
@@ -47,7 +45,7 @@ def test_what_fails_leaves_the_folder_as_it_was(tmp_path: Path, monkeypatch, exi
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_whole_folder(tmp_path / "folder", fail, existing=existing)
+        write_whole_folder(tmp_path / "folder", fail)
     assert content(tmp_path) == {"folder": "old"}
 
     rename = os.rename
@@ -59,7 +57,7 @@ def test_what_fails_leaves_the_folder_as_it_was(tmp_path: Path, monkeypatch, exi
 
     monkeypatch.setattr(os, "rename", refuse)
     with pytest.raises(OSError, match="no room for a name"):
-        write_whole_folder(tmp_path / "folder", lambda folder: (folder / "new").write_text(""), existing="replace")
+        write_whole_folder(tmp_path / "folder", lambda folder: (folder / "new").write_text(""))
     assert (tmp_path / "folder" / "a").read_text() == "old"
 
 

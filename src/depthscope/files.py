@@ -18,15 +18,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from hashlib import file_digest, sha256
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import quote, unquote
 
 from depthscope.locks import Held, NoLocks, lock
 
 _SCRATCH = ".depthscope-"
 _LOCK, _NEW, _READY, _DONE = "lock", "new", "ready", "done"
-# What is to be removed, put in place, put in place after that, put in place if nothing is there.
-_PARTS = _GONE, _FIRST, _LAST, _MISSING = "gone", "first", "last", "missing"
+_PARTS = _GONE, _FIRST, _LAST = "gone", "first", "last"  # what is to be removed, put in place, put in place after that
 
 
 def write_whole(target: Path, write: Callable[[Path], object]) -> Path:
@@ -78,17 +77,14 @@ def write_folder(
     writers: Mapping[str, Callable[[Path], object]],
     *,
     obsolete: Iterable[str] = (),
-    existing: Literal["replace", "keep"] = "replace",
     forced: bool = False,
 ) -> Path:
     """Several files of one folder, which belong together: all are made first, then all take their places.
 
     If one cannot be made, the folder is as it was. The last one says that the others are there: it goes first and
     comes last, so that a reader never takes files of two writings for one. `obsolete` are names that go with the files
-    they belong to. `existing`: whether the last one replaces what is in its place by then; "keep" is for content that
-    is always the same, where another process may have been faster. `forced`: all of it reaches the disk before it
-    counts, and its places before this function ends. A name may lead into a folder ("before/x.json"), whose other files
-    stay.
+    they belong to. `forced`: all of it reaches the disk before it counts, and its places before this function ends. A
+    name may lead into a folder ("before/x.json"), whose other files stay.
     """
     folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder)
@@ -101,8 +97,7 @@ def write_folder(
             (new / _GONE / quote(name, safe="")).touch()
         *_, last = writers
         for name, write in writers.items():
-            part = _FIRST if name != last else _LAST if existing == "replace" else _MISSING
-            made = new / part / quote(name, safe="")  # a name may lead into a folder
+            made = new / (_LAST if name == last else _FIRST) / quote(name, safe="")  # a name may lead into a folder
             with _naming(folder / name):
                 write(made)
             _refuse_obstacle(folder / name, is_folder=made.is_dir())
@@ -119,19 +114,18 @@ def write_whole_folder(
     target: Path,
     write: Callable[[Path], object],
     *,
-    existing: Literal["replace", "keep"] = "replace",
     forced: bool = False,
 ) -> Path:
     """Calls `write` with a new folder, and renames that to the target once it is complete.
 
-    If anything fails, the target is as it was. `existing` and `forced`: as for `write_folder`.
+    If anything fails, the target is as it was. `forced`: as for `write_folder`.
     """
 
     def make(path: Path) -> None:
         path.mkdir()
         write(path)
 
-    write_folder(target.parent, {target.name: make}, existing=existing, forced=forced)
+    write_folder(target.parent, {target.name: make}, forced=forced)
     return target
 
 
@@ -225,19 +219,13 @@ def _settle(scratch: Path) -> None:
     """Puts in place what is ready, from wherever that was interrupted, and removes the scratch folder."""
     folder, ready = scratch.parent, scratch / _READY
     if ready.is_dir():
-        gone, first, last, missing = ([*(ready / part).iterdir()] for part in _PARTS)
+        gone, first, last = ([*(ready / part).iterdir()] for part in _PARTS)
         for path in [*(last if first or gone else []), *gone]:
             (folder / unquote(path.name)).unlink(missing_ok=True)
         for path in [*first, *last]:
             target = folder / unquote(path.name)
             target.parent.mkdir(exist_ok=True)
             _put(path, target, aside=scratch / f"old-{path.name}")
-        for path in missing:
-            try:
-                os.rename(path, folder / path.name)  # which replaces no folder that has something in it
-            except OSError:
-                if not (folder / path.name).is_dir():
-                    raise
         os.rename(ready, scratch / _DONE)
     _remove(scratch)
 

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import TypeVar
 
@@ -24,12 +25,12 @@ class Interrupted(KeyboardInterrupt):
     """Ctrl-C as `stoppable` raises it: code that raises a KeyboardInterrupt of its own does not raise this one."""
 
 
+@dataclass
 class Work:
     """What has become of a command's work."""
 
-    def __init__(self) -> None:
-        self.stopped: KeyboardInterrupt | None = None
-        self.missing: list[str] = []  # pieces that were asked for
+    stopped: KeyboardInterrupt | None = None
+    missing: list[str] = field(default_factory=list)  # pieces that were asked for
 
 
 _work: ContextVar[Work | None] = ContextVar("work", default=None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
 from depthscope.naming import unknown_name
@@ -80,9 +80,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def __getitem__(self, name: str) -> T:
         """The thing of this name; a ValueError (not a KeyError) names what exists."""
-        if name not in self._things:
-            self._search()
-        if name not in self._things:
+        if name not in self:
             raise unknown_name(self.kind, name, self._things)
         return self._things[name]
 
@@ -113,23 +111,21 @@ class Registry(Mapping[str, T], Generic[T]):
         try:
             for point in entry_points(group=self.group):
                 owner = point.dist.name if point.dist is not None else point.module.split(".")[0]
-
-                def leave_out(why: str, point: EntryPoint = point, owner: str = owner) -> None:
-                    what = f"{owner} offers {point.name!r} in {self.group}, and {point.value} {why}"
-                    warnings.warn(f"{what}; depthscope goes on without it", stacklevel=2)
-
+                why = ""
                 try:
                     found = point.load()
                 except Exception as error:
-                    leave_out(f"cannot be loaded ({type(error).__name__}: {error})")
-                    continue
+                    found, why = [], f"cannot be loaded ({type(error).__name__}: {error})"
                 for thing in found if isinstance(found, list | tuple) else [found]:
                     try:
                         self._name(thing)
                     except (ValueError, AttributeError, TypeError) as error:
-                        leave_out(f"is no {self.kind}: {error}")
+                        why = f"is no {self.kind}: {error}"
                     else:
                         self.register(thing, owner=owner)
+                if why:
+                    what = f"{owner} offers {point.name!r} in {self.group}, and {point.value} {why}"
+                    warnings.warn(f"{what}; depthscope goes on without it", stacklevel=2)
         except BaseException:
             self._searched = False  # the next question gets the same answer, not half a set
             raise

@@ -83,7 +83,7 @@ def write_checkpoint(
 
     try:
         # One that is there was left by a run that went on from before it, e.g. because it is damaged.
-        write_whole_folder(target, write, existing="replace", forced=True)
+        write_whole_folder(target, write, forced=True)
     except (OSError, SafetensorError) as error:
         raise CheckpointNotWritten(
             f"could not write the checkpoint of step {step}: {place}: {in_words(error)}"

@@ -188,7 +188,7 @@ def _build(source: _Files | _Hub, folder: Path) -> None:
             stream.flush()
         (scratch / "vocabulary.json").write_text(json.dumps(vocabulary.words, ensure_ascii=False), encoding="utf-8")
 
-    write_whole_folder(folder, write, existing="keep")
+    write_whole_folder(folder, write)
 
 
 def _check_lengths(source: _Files | _Hub, lengths: dict[str, int]) -> None:
