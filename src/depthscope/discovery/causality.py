@@ -244,7 +244,7 @@ def seen(model: nn.Module, anatomy: Anatomy, batch: Batch, changed: Tensor | Non
         entered: Tensor | None = visit.entered
         if anatomy.streams and source.ndim == 4:  # a change may reach any stream of a token
             tokens, entered = source.flatten(2), visit.entered.flatten(2)
-            visit = replace(visit, real=visit.real_of_sequences)
+            visit = visit._replace(real=visit.real_of_sequences)
         if visit.number == 1:
             if not anatomy.streams:
                 entered = batch_first(visit.entered, anatomy.token_axis, visit.shape, anatomy.maps)

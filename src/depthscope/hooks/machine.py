@@ -11,11 +11,11 @@ application.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +32,7 @@ from depthscope.naming import unknown_name
 from depthscope.safety import ByThread, TemporaryHook, undone, unhook
 
 
-@dataclass(frozen=True)
-class Visit:
+class Visit(NamedTuple):
     """One application of a block, while it runs."""
 
     number: int  # of the application, counted from 1 in each pass
@@ -102,36 +101,29 @@ class Machine:
         hears_call: bool = True,
         masks: MaskFinder | None = None,
     ):
-        self.model = model
-        self.anatomy = anatomy
-        self.acts = acts
-        self.on_block_end = on_block_end
-        self.hears_call = hears_call
+        self.model, self.anatomy, self.acts = model, anatomy, acts
+        self.on_block_end, self.hears_call = on_block_end, hears_call
         self.running = Pass(model, anatomy, masks)
         self.visit: Visit | None = None
         self.inside: str | None = None  # "attention" or "cross_attention"
         self.blocks_run = 0  # in the pass that runs, or ran last
-        self._given: Any = None  # to the block that runs
+        self._call: Any = None  # of the block that runs
         self._parts_run: list[str] = []  # in this pass, in order
         self.thread: int | None = None  # in which it is open: what other threads run is not heard
         self._carried: dict[int, Tensor] = {}  # by block module: what a change of a norm's copy adds to the trunk
         self._hooked: list[nn.Module] = []  # where hooks of this machine hang, or are about to
         self._hooks: dict[tuple[int, Side], _Hook] = {}  # by module, those that take further acts
         self._listeners: list[AttentionListener] = []
-        self._refuse_what_does_nothing()
-
-    def _refuse_what_does_nothing(self) -> None:
-        """A station that does not exist, or a change where no block shows its station."""
-        shown = {station for block in self.anatomy.blocks for station in block.spots}
-        for act in self.acts:
-            for station in _stations_of(act):
-                if station not in stations.ALL:
-                    raise unknown_name("station", station, stations.ALL)
-                if isinstance(act, Change):
-                    if station not in shown:
-                        raise ValueError(f"this model does not show its {station}: nothing can be changed there")
-                    for block in self.anatomy.blocks:
-                        refuse_copy(block, station)
+        changed = [act.station for act in acts if isinstance(act, Change)]
+        heard = [station for act in acts if isinstance(act, Listen) for station in act.stations]
+        for station in [*changed, *heard]:
+            if station not in stations.ALL:
+                raise unknown_name("station", station, stations.ALL)
+        for station in changed:
+            if not any(station in block.spots for block in anatomy.blocks):
+                raise ValueError(f"this model does not show its {station}: nothing can be changed there")
+            for block in anatomy.blocks:
+                refuse_copy(block, station)
 
     def __enter__(self) -> Machine:
         if self.thread is not None:
@@ -150,7 +142,7 @@ class Machine:
         for listener in self._listeners:
             listener.close()
         self._hooked, self._hooks, self._listeners = [], {}, []
-        self.visit = self.inside = self._given = None  # of a pass that failed: it holds what entered the block
+        self.visit = self.inside = self._call = None  # of a pass that failed: it holds what entered the block
         self._carried.clear()
         self.thread = None
 
@@ -167,10 +159,10 @@ class Machine:
     def _attach_all(self) -> None:
         if self.hears_call:
             self._hang(self.model, "in", lambda call: self.begin_pass(*call))
-        blocks = {id(block.module) for block in self.anatomy.blocks}
-        for module in self.running.masks.around:
+        blocks, masks = {id(block.module) for block in self.anatomy.blocks}, self.running.masks
+        for module in masks.around:
             if module is not self.model and id(module) not in blocks:
-                self._hang(module, "in", partial(self._see_masks, module))
+                self._hang(module, "in", lambda call, module=module: masks.see(module, *call))
         for block, place in cache_places(self.anatomy):
             self._attach(block, place)
         for act in self.acts:
@@ -179,21 +171,25 @@ class Machine:
                 self._listeners.append(listener)
                 listener.__enter__()
 
-    def _see_masks(self, module: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
-        self.running.masks.see(module, *call)
-
     def _attach(self, block: BlockAnatomy, place: int) -> None:
         self._hang(block.module, "in", partial(self._begin_block, block, place))
         spots: dict[Spot, list[str]] = {}
         for station, spot in block.spots.items():
             spots.setdefault(spot, []).append(station)
-        inner = [spot for spot in spots if spot.module is not block.module]
-        own = sorted((spot for spot in spots if spot.module is block.module), key=lambda spot: spot.side)  # in, out
-        for spot in inner:
-            self._attach_spot(block, spot, spots[spot])
-        self._attach_carried(block)
-        for spot in own:
-            self._attach_spot(block, spot, spots[spot])
+        for spot, here in spots.items():
+            if spot.module is not block.module:
+                self._attach_spot(block, spot, here)
+        # In pre-norm a module reads a copy of the trunk: what a change adds to the copy is added to the trunk too.
+        changed = [act.station for act in self.acts if isinstance(act, Change)]
+        if any(reads_copy(block, station) for station in changed):
+            after = block.spots.get("after_cross_attention")
+            if after is not None and "after_attention" in changed:
+                self._hang(after.module, "in", partial(self._add_carried, block, False), prepend=True)
+            self._hang(block.module, "out", partial(self._add_carried, block, True))
+        for side in ("in", "out"):
+            for spot, here in spots.items():
+                if spot.module is block.module and spot.side == side:
+                    self._attach_spot(block, spot, here)
         for name, attention in (("attention", block.attention), ("cross_attention", block.cross_attention)):
             if attention is not None and not all(isinstance(act, Listen) for act in self.acts):
                 self._hang(attention, "in", partial(self._enter_attention, block, name))
@@ -203,29 +199,12 @@ class Machine:
     def _attach_spot(self, block: BlockAnatomy, spot: Spot, here: list[str]) -> None:
         """Everything that is done at one spot: listening and changing in the order of the acts."""
         for act in self.acts:
-            if isinstance(act, Listen) and (heard := [s for s in here if s in act.stations]):
-                self._hang(spot.module, spot.side, partial(self._report, block, spot, heard, act.hear))
+            if isinstance(act, Listen):
+                if heard := [station for station in here if station in act.stations]:
+                    self._hang(spot.module, spot.side, partial(self._report, block, spot, heard, act.hear))
             elif isinstance(act, Change) and act.station in here:
                 copies = reads_copy(block, act.station)
                 self._hang(spot.module, spot.side, partial(self._change, block, spot, act.change, copies))
-
-    def _attach_carried(self, block: BlockAnatomy) -> None:
-        """In pre-norm a module reads a copy of the trunk: what a change adds to the copy is added to the trunk too."""
-        changed = [act.station for act in self.acts if isinstance(act, Change)]
-        if not any(reads_copy(block, station) for station in changed):
-            return
-        after = block.spots.get("after_cross_attention")
-        if after is not None and "after_attention" in changed:
-            self._hang(after.module, "in", partial(self._add_carried, block, False), prepend=True)
-        self._hang(block.module, "out", partial(self._add_carried, block, True))
-
-    def _add_carried(self, block: BlockAnatomy, ends: bool, value: Any) -> Any:
-        if not self._runs(block) or id(block.module) not in self._carried:
-            return None
-        difference = self._carried[id(block.module)]
-        if ends:
-            del self._carried[id(block.module)]
-        return edit_tokens(value, lambda tokens: tokens + difference.reshape(tokens.shape))
 
     def _hang(self, module: nn.Module, side: Side, act: Callable[[Any], Any], *, prepend: bool = False) -> None:
         """One hook does all that a machine does at a place, in the order in which it was hung."""
@@ -245,7 +224,7 @@ class Machine:
 
     def _runs(self, block: BlockAnatomy) -> bool:
         """Whether the block is the one that is running: its parts may belong to other blocks too, or run alone."""
-        return id(block.module) not in _REPEATED.blocks and self.visit is not None and self.visit.block is block
+        return self.visit is not None and self.visit.block is block and id(block.module) not in _REPEATED.blocks
 
     def _begin_block(self, block: BlockAnatomy, place: int, call: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
         args, kwargs = call
@@ -254,24 +233,21 @@ class Machine:
         path = block.spots["input"].path if "input" in block.spots else None
         tokens = self.running.enter(block.name, place, block.module, args, kwargs, path)
         self.blocks_run += 1
-        again = partial(self._run_again, block, args, kwargs)
-        part = self._name_of_part(block.part)
-        now = self.running.now
-        self.visit = Visit(self.blocks_run, block, now.real, tokens.shape, tokens, again, part, now.streams)
-        self._given = call
-
-    def _name_of_part(self, part: str) -> str:
+        part, now = block.part, self.running.now
         if not self._parts_run or self._parts_run[-1] != part:
             self._parts_run.append(part)
-        times = self._parts_run.count(part)
-        return part if times == 1 else f"{part} ({times})"
+        if (times := self._parts_run.count(part)) > 1:
+            part = f"{part} ({times})"
+        again = partial(self._run_again, block, args, kwargs)
+        self.visit = Visit(self.blocks_run, block, now.real, tokens.shape, tokens, again, part, now.streams)
+        self._call = call
 
     def _end_block(self, block: BlockAnatomy, _output: Any) -> None:
         if id(block.module) in _REPEATED.blocks:
             return
         if self.visit is not None and self.on_block_end is not None:
             self.on_block_end(self.visit)
-        self.visit = self._given = None
+        self.visit = self._call = None
 
     def _run_again(self, block: BlockAnatomy, args: tuple[Any, ...], kwargs: dict[str, Any], tokens: Tensor) -> Tensor:
         def exchanged(given: Tensor) -> Tensor:
@@ -292,16 +268,16 @@ class Machine:
         if self._runs(block):
             self.inside = name
 
-    def _report(self, block: BlockAnatomy, spot: Spot, here: Iterable[str], hear: OnTokens, value: Any) -> None:
-        if not self._runs(block):
+    def _report(self, block: BlockAnatomy, spot: Spot, here: list[str], hear: OnTokens, value: Any) -> None:
+        visit = self.visit
+        if visit is None or not self._runs(block):
             return
-        visit, tokens = self.visit, tokens_at(value, spot.path)
-        assert visit is not None
-        if tokens is None:
+        tokens = value if isinstance(value, Tensor) and spot.path is None else tokens_at(value, spot.path)
+        if tokens is None or not tokens.is_floating_point():
             where = ", ".join(here)
             raise ValueError(f"expected tokens at station {where} of {block.name!r}, got {type(value).__name__}")
         if self.anatomy.family == "unknown" and "output" in here:
-            self.running.leave(block.name, block.spots["input"].path, spot.path, self._given, value)
+            self.running.leave(block.name, block.spots["input"].path, spot.path, self._call, value)
         if spot.added_to is not None:
             tokens = visit.entered + tokens
         batch_first = self.running.batch_first(tokens)
@@ -317,23 +293,30 @@ class Machine:
         value: Any,
     ) -> Any:
         visit = self.visit
-        if not self._runs(block) or visit is None:
+        if visit is None or not self._runs(block):
             return None
 
         def changed(tokens: Tensor) -> Tensor:
-            if spot.added_to is not None:
-                new = change(visit, visit.entered + tokens)
-                return tokens if new is None else new - visit.entered
-            new = change(visit, tokens)
+            trunk = tokens if spot.added_to is None else visit.entered + tokens
+            new = change(visit, trunk)
             if new is None:
                 return tokens
+            if spot.added_to is not None:
+                return new - visit.entered
             if copies:
-                earlier = self._carried.get(id(block.module))
-                difference = new - tokens
+                earlier, difference = self._carried.get(id(block.module)), new - tokens
                 self._carried[id(block.module)] = difference if earlier is None else earlier + difference
             return new
 
         return edit_tokens(value, changed, spot.path)
+
+    def _add_carried(self, block: BlockAnatomy, ends: bool, value: Any) -> Any:
+        if not self._runs(block) or id(block.module) not in self._carried:
+            return None
+        difference = self._carried[id(block.module)]
+        if ends:
+            del self._carried[id(block.module)]
+        return edit_tokens(value, lambda tokens: tokens + difference.reshape(tokens.shape))
 
     # --- attention -----------------------------------------------------------------------------------
 
@@ -342,9 +325,9 @@ class Machine:
         visit = self.visit
         if visit is None or id(visit.block.module) in _REPEATED.blocks or len(shape) != 4:
             return False
-        batch, n = sequences_and_tokens(visit.shape, self.running.token_axis, self.running.now.streams > 1)
         if visit.block.attention is not None and self.inside is None:
             return False
+        batch, n = sequences_and_tokens(visit.shape, self.running.token_axis, visit.streams > 1)
         keys = n + visit.block.extra_keys
         return shape[0] == batch and shape[2] == n and (shape[3] == keys or self.inside == "cross_attention")
 
@@ -371,10 +354,6 @@ class _Repeated(ByThread):
 
 
 _REPEATED = _Repeated()
-
-
-def _stations_of(act: Act) -> tuple[str, ...]:
-    return tuple(act.stations) if isinstance(act, Listen) else (act.station,) if isinstance(act, Change) else ()
 
 
 class _Hook(TemporaryHook):

@@ -61,9 +61,7 @@ class Pass:
 
     def __init__(self, model: nn.Module, anatomy: Anatomy, masks: MaskFinder | None = None):
         self.masks = MaskFinder(model, anatomy) if masks is None else masks.anew()
-        self.now = Now()
-        self.call = ModelCall()
-        self.unseen = UnseenBlocks()
+        self.now, self.call, self.unseen = Now(), ModelCall(), UnseenBlocks()
         self.ran: dict[str, int] = {}  # the blocks that ever ran in a model with remedies → axes of their first tokens
         self.maps, self.guessed, self._has_streams = anatomy.maps, anatomy.guessed, anatomy.streams
         self.default_token_axis = anatomy.token_axis
@@ -92,8 +90,8 @@ class Pass:
     def refuse_unknown_past(self, name: str) -> None:
         """For a mean of the tokens so far: the block that runs must be shown all of them, or a cache that is known."""
         now = self.now
-        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
-            return  # activation checkpointing runs a block again, and the first time has been judged
+        if _recomputes():
+            return  # and the first time has been judged
         if why := self.call.doubt(now.size[1], now.past, now.cache, now.real):
             raise ValueError(f"{name}: {now.block!r} {why}")
 
@@ -108,48 +106,50 @@ class Pass:
     ) -> Tensor:
         """A block begins, with the tokens that are returned. `index` is the place of its keys and values in a cache,
         `path` leads to its tokens."""
-        recomputed = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+        now, masks, recomputed = self.now, self.masks, _recomputes()
         if recomputed:
-            self.masks.begin()
-        self.masks.see(module, args, kwargs)
-        values = (*args, *kwargs.values())
+            masks.begin()
+        masks.see(module, args, kwargs)
         tokens = tokens_at((args, kwargs), path)
         if tokens is None:
             where = "" if path is None else f" as its argument {'.'.join(map(str, path[1:]))}"
             raise ValueError(
-                f"expected tokens (floating-point numbers) to enter {block!r}{where}, got {described(values)}"
+                f"expected tokens (floating-point numbers) to enter {block!r}{where}, "
+                f"got {described((*args, *kwargs.values()))}"
             )
         if tokens.is_nested or tokens.layout is not torch.strided:
-            raise ValueError(f"expected a plain tensor of tokens to enter {block!r}, got {described(tokens)}")
+            given = described((*args, *kwargs.values()))
+            raise ValueError(f"expected a plain tensor of tokens to enter {block!r}, got {given}")
         refuse_spread(block, tokens)
-        if self.guessed and not torch.compiler.is_compiling() and not recomputed:
-            self.unseen.enter(block, tokens, self._axes[block], is_first_pass=self.now.calls <= 1)
-        now = self.now
+        compiling = torch.compiler.is_compiling()
+        if self.guessed and not compiling and not recomputed:
+            self.unseen.enter(block, tokens, self._axes[block], is_first_pass=now.calls <= 1)
         now.cache = cache_in(args, kwargs)
         now.past = past_length(now.cache, index, now.past if now.block else None)
         now.block, now.shape = block, tokens.shape
-        now.bidirectional = _says_bidirectional(self._causal_arguments[block], args, kwargs)
-        now.streams = tokens.shape[2] if tokens.ndim == 4 and (self._has_streams or self._is_of_ids(tokens)) else 1
-        batch, n = self.batch_first(tokens).shape[:2]
-        now.real = self.masks.real(block, batch // now.streams, n, past=now.past)
-        if now.real is not None and now.streams > 1:
-            now.real = now.real.repeat_interleave(now.streams, dim=0)
-        if not torch.compiler.is_compiling():
-            others = (v for v in values if isinstance(v, Tensor) and v.ndim == 4 and v is not tokens)
-            self._recognise_pass(next(others, None), recomputed)
+        now.bidirectional = None
+        if names := self._causal_arguments[block]:  # which say whether the block may be causal
+            said = [kwargs.get(name, args[place] if place < len(args) else None) for name, place in names.items()]
+            now.bidirectional = all(value is None or value is False for value in said)
+        # Tokens with an axis more are streams, and no map, where they stand where the ids of this call do.
+        is_streamed = tokens.ndim == 4 and (self._has_streams or self.unseen.ids == tuple(tokens.shape[:2]))
+        now.streams = tokens.shape[2] if is_streamed else 1
+        batch, n, _ = self.batch_first(tokens).shape
+        real = masks.real(block, batch // now.streams, n, past=now.past)
+        if real is not None and now.streams > 1:
+            real = real.repeat_interleave(now.streams, dim=0)
+        now.real = real
+        if not compiling:
+            self._recognise_pass(args, kwargs, tokens, recomputed)
         now.size, now.entered_at, now.covered = (batch, n), tokens.device, now.real
         if now.real is not None and now.real.shape[1] > n:
             now.real = now.real[:, -n:]
         return tokens
 
-    def _is_of_ids(self, tokens: Tensor) -> bool:
-        """Whether tokens with an axis more are streams, and no map: they stand where the ids of this call do."""
-        return self.unseen.ids == tuple(tokens.shape[:2])
-
     def leave(self, block: str, entrance: Path | None, leaves: Path | None, given: Any, returned: Any) -> None:
         """A block of no known family has run: refuses one that returns another shape than it was given."""
-        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1:
-            return  # activation checkpointing runs blocks again, from the last to the first
+        if _recomputes():
+            return  # blocks run from the last to the first
         before, after = tokens_at(given, entrance), tokens_at(returned, leaves)
         if before is None or after is None or before.shape != after.shape:
             shapes = [None if tokens is None else tuple(tokens.shape) for tokens in (before, after)]
@@ -167,10 +167,13 @@ class Pass:
         if self.guessed and not torch.compiler.is_compiling():
             self.unseen.refuse_side_by_side(block, before, after)
 
-    def _recognise_pass(self, processed: Tensor | None, recomputed: bool) -> None:
-        if processed is None:
+    def _recognise_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any], tokens: Tensor, recomputed: bool) -> None:
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, Tensor) and value.ndim == 4 and value is not tokens:
+                break
+        else:
             return
-        key = processed.data_ptr()
+        key = value.data_ptr()
         if not recomputed:
             self._by_processed.pop(key, None)  # the newest stands last
             self._by_processed[key] = self.now.real
@@ -211,9 +214,6 @@ class Pass:
         return as_given(tokens, self.token_axis, like, self.now.streams > 1)
 
 
-def _says_bidirectional(names: dict[str, int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool | None:
-    """Whether no argument of a block's call says that it may be causal; None where a call says nothing."""
-    if not names:
-        return None
-    given = [kwargs.get(name, args[place] if place < len(args) else None) for name, place in names.items()]
-    return all(value is None or value is False for value in given)
+def _recomputes() -> bool:
+    """Whether activation checkpointing runs a block again, during the backward pass."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

@@ -23,11 +23,8 @@ def first_tokens(value: Any) -> Tensor | None:
     (batch, d) that stands before the tokens is not taken for them.
     """
     found = [tensor for _, tensor in floating_in(value)]
-    for axes in (3, 2):
-        for tensor in found:
-            if tensor.ndim == axes:
-                return tensor
-    return next((tensor for tensor in found if tensor.ndim > 3), None)
+    by_axes = {tensor.ndim: tensor for tensor in reversed(found)}
+    return by_axes.get(3, by_axes.get(2, next((tensor for tensor in found if tensor.ndim > 3), None)))
 
 
 def floating_in(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
@@ -35,12 +32,10 @@ def floating_in(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
     if isinstance(value, Tensor):
         if value.is_floating_point():
             yield path, value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from floating_in(item, (*path, key))
-    elif isinstance(value, tuple | list):
-        for index, item in enumerate(value):
-            yield from floating_in(item, (*path, index))
+    elif isinstance(value, dict | tuple | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            if isinstance(item, Tensor | dict | tuple | list):
+                yield from floating_in(item, (*path, key))
 
 
 def tokens_at(value: Any, path: Path | None) -> Tensor | None:
@@ -59,20 +54,13 @@ def tokens_at(value: Any, path: Path | None) -> Tensor | None:
 
 def count_ways(entered: Sequence[torch.Size], left: Sequence[torch.Size]) -> int:
     """In how many ways tokens can enter a module and leave it with the same shape."""
-    for axes in (3, 2):
-        ways = sum(a == b and len(a) == axes for a in entered for b in left)
-        if ways:
-            return ways
-    return 0
+    ways = [sum(a == b and len(a) == axes for a in entered for b in left) for axes in (3, 2)]
+    return ways[0] or ways[1]
 
 
 def distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
     """The tensors, each once."""
-    found: list[Tensor] = []
-    for tensor in tensors:
-        if not any(tensor is other for other in found):
-            found.append(tensor)
-    return found
+    return list({id(tensor): tensor for tensor in tensors}.values())
 
 
 def batch_first(
@@ -118,13 +106,7 @@ def exchange(value: Any, old: Tensor | None, new: Any) -> Any:
     """What a module takes or returns, of whatever shape, with one tensor exchanged for another."""
     if value is old:
         return new
-    if isinstance(value, dict):
-        changed = {key: exchange(item, old, new) for key, item in value.items()}
-        return changed if type(value) is dict else type(value)(**changed)
-    if isinstance(value, tuple | list):
-        items = [exchange(item, old, new) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    return value
+    return _made_again(value, lambda _key, item: exchange(item, old, new))
 
 
 def edit_tokens(value: Any, change: Callable[[Tensor], Tensor], path: Path | None = None) -> Any:
@@ -142,11 +124,18 @@ def _placed(value: Any, path: Path, new: Tensor) -> Any:
     """What a module takes or returns, with another tensor at the end of a path, and at no other place."""
     if not path:
         return new
+    return _made_again(value, lambda key, item: _placed(item, path[1:], new) if key == path[0] else item)
+
+
+def _made_again(value: Any, change: Callable[[Any, Any], Any]) -> Any:
+    """A dictionary, list or tuple of the same class, with each item changed, by its key; anything else as it is."""
     if isinstance(value, dict):
-        changed = {key: _placed(item, path[1:], new) if key == path[0] else item for key, item in value.items()}
+        changed = {key: change(key, item) for key, item in value.items()}
         return changed if type(value) is dict else type(value)(**changed)
-    items = [_placed(item, path[1:], new) if index == path[0] else item for index, item in enumerate(value)]
-    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, tuple | list):
+        items = [change(index, item) for index, item in enumerate(value)]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
 
 
 def is_spread(tensor: Tensor) -> bool:
