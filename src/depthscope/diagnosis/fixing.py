@@ -10,7 +10,6 @@ from typing import Any, Literal, Unpack
 
 from torch import nn
 
-from depthscope.diagnosis.advice import is_ranked, kind_of
 from depthscope.diagnosis.choices import (
     AS_IT_IS,
     DEESCALATION,
@@ -18,6 +17,8 @@ from depthscope.diagnosis.choices import (
     for_new_model,
     for_trained_model,
     in_order,
+    is_ranked,
+    kind_of,
     reason_for,
     rebuilt,
 )

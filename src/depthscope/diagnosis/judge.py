@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from depthscope.diagnosis.advice import advise
+from depthscope.diagnosis.choices import advise
 from depthscope.diagnosis.facts import Facts
 from depthscope.diagnosis.findings import FINDINGS, OF_WHOLE_MODELS
 from depthscope.diagnosis.rules import VERDICTS

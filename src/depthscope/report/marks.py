@@ -156,20 +156,15 @@ def heat_map(
     tooltip: Sequence[Any],
     where: str = "",
     params: Sequence[Any] = (),
-    signed: bool = False,
-    domain: Sequence[float] | None = None,
     text: str = "",
 ) -> Any:
     """A cell for every block and whatever stands on the other axis, of the run that is chosen on the page (the `first`
     to begin with); the column under the pointer has an edge.
 
-    `where` is a filter besides. `signed`: 0 is in the middle of the colours. `domain` has the values of the first and
-    the last colour; by default those of the smallest and the largest number. `text` is written into the cells where
-    these are wide enough.
+    `where` is a filter besides. `text` is written into the cells where these are wide enough.
     """
     height = min(480, max(90, 22 * rows))
-    ends: dict[str, Any] = {} if domain is None else {"domain": list(domain)}
-    scale = alt.Scale(scheme="blueorange", domainMid=0) if signed else alt.Scale(scheme="viridis", **ends)
+    scale = alt.Scale(scheme="viridis")
     length = max(40, min(_LEGEND, height - _LEGEND_TITLE))  # what is longer than the chart would be cut off
     wanted = f"datum.run == shown && isValid(datum.{colour})" + (f" && {where}" if where else "")
     chart = alt.Chart(alt.NamedData(table)).transform_filter(wanted)

@@ -22,14 +22,11 @@ Where = Mapping[str, Sequence[Any]]  # column → the values that a chart shows 
 def numbers_of(profile: Profile) -> pd.DataFrame:
     """Every number of a profile, mean over samples: block, station, head (−1: none), measure, value.
 
-    Numbers that are names (which feature is largest) have no mean: of those the most frequent one.
+    Numbers that are names (which feature is largest) have no mean, and are left out.
     """
-    keys = ["station", "head", "measure", "block"]
     is_name = profile.frame["measure"].isin([name for name in MEASURES if MEASURES[name].is_name])
-    means = profile.frame[~is_name].groupby(keys)["value"].mean()
-    named = profile.frame[is_name].groupby(keys)["value"].agg(_most_frequent)
-    found = pd.concat([means, named]) if len(named) else means
-    return found.sort_index().reset_index()
+    means = profile.frame[~is_name].groupby(["station", "head", "measure", "block"])["value"].mean()
+    return means.sort_index().reset_index()
 
 
 def ranges_of(profile: Profile) -> pd.DataFrame:
@@ -39,11 +36,6 @@ def ranges_of(profile: Profile) -> pd.DataFrame:
     rows = frame[(frame["station"] == "output") & frame["measure"].isin(shares) & (frame["sample"] >= 0)]
     found = rows.groupby(["measure", "block"])["value"].agg(["min", "max"]).reset_index()
     return found.rename(columns={"min": "low", "max": "high"})
-
-
-def _most_frequent(values: pd.Series[float]) -> float:
-    modes = values.mode()
-    return float(modes.iloc[0]) if len(modes) else math.nan
 
 
 def chosen(table: pd.DataFrame, where: Where) -> pd.DataFrame:
