@@ -45,8 +45,9 @@ def lock(path: Path) -> int:
         except OSError as error:
             os.close(handle)
             raise Held if isinstance(error, BlockingIOError) else NoLocks(error.strerror) from None
-        if _is_at(handle, path):
-            return handle
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), path.lstat()):
+                return handle
         os.close(handle)  # whoever had it has removed the file meanwhile
 
 
@@ -70,7 +71,11 @@ def owned(folder: Path) -> Iterator[None]:
         yield
         return
     try:
-        _sign(handle)
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+        text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}) + "\n"
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, text.encode(), 0)
+        os.fsync(handle)  # over NFS, so that other machines can read it
         yield
     finally:
         path.unlink(missing_ok=True)  # before the lock goes: nobody else may have it by then
@@ -78,21 +83,6 @@ def owned(folder: Path) -> Iterator[None]:
         if made:
             with suppress(OSError):  # there is something in it
                 folder.rmdir()
-
-
-def _is_at(handle: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(handle), path.lstat())
-    except FileNotFoundError:
-        return False
-
-
-def _sign(handle: int) -> None:
-    since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-    text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}) + "\n"
-    os.ftruncate(handle, 0)
-    os.pwrite(handle, text.encode(), 0)
-    os.fsync(handle)  # over NFS, so that other machines can read it
 
 
 def _holder(path: Path) -> str:
