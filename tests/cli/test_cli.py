@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import depthscope
-from depthscope.cli.sparkline import sparkline
+from depthscope.cli.console import sparkline
 
 
 def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -55,24 +55,24 @@ def test_a_mistyped_model_is_refused_before_anything_heavy_is_imported(model: st
     assert f"model {model!r}: did you mean 'bert'?" in result.stderr or f"{model!r}" in result.stderr
 
 
-def test_demo_shows_the_collapse_and_the_repair(tmp_path: Path):
-    out = run("demo", "--depth", "30", "--out", str(tmp_path / "new")).stdout
+def test_demo_shows_the_collapse_and_the_repair():
+    out = run("demo", "--depth", "30").stdout
     last = next(line.split() for line in out.splitlines() if line.split()[:1] == ["30"])
     post, mended, pre = map(float, last[1:])
-    assert post > 0.999
+    assert post > 0.99
     assert mended < 0.3
     assert mended < pre < post
-    assert (tmp_path / "new" / "demo.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["demo", "--depth", "0"], "expected a whole number from 1 to"),
-        (["demo", "--tau", "2"], "less than or equal to 1"),
         (["dmo"], "No such command 'dmo'. Did you mean 'demo'? Try --help.\n"),
-        (["demo", "--seed", "-1"], "'--seed': expected a whole number from 0 to 9223372036854775807, got '-1'. Try"),
-        (["demo", "--depth", "1", "--out", "/dev/null/x"], "Not a directory"),
+        (
+            ["probe", "bert", "--seed", "-1"],
+            "'--seed': expected a whole number from 0 to",
+        ),
     ],
 )
 def test_a_users_mistake_ends_in_a_message_and_code_2(arguments: list[str], message: str):

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from depthscope.cli import completion
-from depthscope.cli.documents import commands_with_schemas
 from depthscope.models.families import FAMILIES
-from depthscope_lab.cli import completion as of_the_lab
+from depthscope_lab.cli import settings as of_the_lab
 from depthscope_lab.papers import STUDIES
 from depthscope_lab.training.recipes import RECIPES
 from depthscope_lab.training.variants import VARIANTS
@@ -58,10 +57,8 @@ def test_a_word_is_completed(line: str, offered: set[str]):
 def test_every_name_is_offered():
     """The families by a list of its own, since their file imports torch."""
     assert FAMILIES.ours() == completion.FAMILIES
-    assert of_the_lab.recipes("") == RECIPES.ours()
-    assert of_the_lab.variants("") == VARIANTS.ours()
-    assert of_the_lab.studies("") == [*STUDIES.ours(), "all"]
-    assert completion.schemas("") == commands_with_schemas()
+    assert of_the_lab.complete_recipe("") == RECIPES.ours()
+    assert of_the_lab.complete_variant("") == VARIANTS.ours()
 
 
 def test_a_folder_that_is_called_nearly_so_is_named_and_a_name_on_the_hub_is_asked_for(

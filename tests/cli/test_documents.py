@@ -22,9 +22,7 @@ QUIET = ("--set", "tracker=none", "--set", "log_every=1")
 COMMANDS = [
     ("probe", "encoder", *TINY, "--measures", "all", "--stations", "all", "--gradients"),
     ("probe", "encoder", *TINY, "--measures", "token_similarity", "--without", "skips"),
-    ("probe", "gpt2", *TINY, "--skip-loss"),
     ("probe", "t5", *TINY),
-    ("probe", "gpt2", *TINY, "--depth-use"),
     ("fix", "encoder", "--depth", "20", *TINY[2:]),
     ("fix", "encoder", "--depth", "2", *TINY[2:]),
     ("fix", "gpt2", *TINY, "--tau", "0.5"),
@@ -33,7 +31,7 @@ COMMANDS = [
     ("depth", "gpt2", *TINY),
     ("depth", "t5", *TINY, "--quick", "--part", "decoder"),
     ("spectra", "encoder", *TINY[:6]),
-    ("spectra", "gpt2", *TINY[:6], "--product", "query-key", "--heads-only", "--fold-norm"),
+    ("spectra", "gpt2", *TINY[:6], "--product", "query-key", "--heads-only"),
     ("reproduce",),
     ("reproduce", "yu2024-fig4", "--quick"),
     ("train",),

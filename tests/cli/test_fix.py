@@ -4,7 +4,6 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
-from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -12,13 +11,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import depthscope
 import zoo
-from depthscope.cli.options import FixOptions
 from depthscope.models import BlockConfig, Encoder, xavier
 from depthscope.models.families import build_family
 from depthscope.probing import Profile, probe
 from depthscope.remedies import DeEscalate, Ema, ResidualWeight, applied
 from depthscope.remedies.recommendation import sink_positions
-from depthscope.remedies.trunk import STATIONS
 from samples import seeded
 
 pytestmark = pytest.mark.usefixtures("short_manual")
@@ -41,7 +38,6 @@ def test_a_collapsing_encoder_is_shown_before_and_after(run, tmp_path: Path):
     assert len(printed.splitlines()) <= 21  # and where it was written
     for name in ("before", "after"):
         assert Profile.load(tmp_path / "fixed" / name).depth == 20
-    assert (tmp_path / "fixed" / "fix.png").stat().st_size > 10_000
     saved = json.loads((tmp_path / "fixed" / "fix.json").read_text())
     # The printed lines do what was measured.
     model = build_family("encoder", 20, 64, 4, seed=0)
@@ -54,21 +50,14 @@ def test_a_collapsing_encoder_is_shown_before_and_after(run, tmp_path: Path):
     )
 
 
-def test_the_stations_that_can_be_asked_for_are_those_of_the_remedy():
-    """The command line names them itself, as it imports no torch before a command runs."""
-    assert get_args(get_type_hints(FixOptions)["at"]) == STATIONS
-
-
 def test_what_is_asked_for_is_put_in(run):
-    printed = run(
-        "encoder", "--depth", "4", *SMALL, "--tau", "0.5", "--at", "ffn_input", "--alpha", "0.5", "--json"
-    ).out
+    printed = run("encoder", "--depth", "4", *SMALL, "--tau", "0.5", "--alpha", "0.5", "--json").out
     found = json.loads(printed)
     assert found["remedies"] == [
-        {"remedy": "de-escalation", "tau": 0.5, "at": "ffn_input"},
+        {"remedy": "de-escalation", "tau": 0.5},
         {"remedy": "residual-weight", "alpha": 0.5},
     ]
-    assert 'DeEscalate(tau=0.5, at="ffn_input"), ResidualWeight(alpha=0.5)' in found["python"]
+    assert 'DeEscalate(tau=0.5, at="output"), ResidualWeight(alpha=0.5)' in found["python"]
 
 
 def test_nothing_is_put_in_where_nothing_escalates(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -144,10 +133,6 @@ def test_a_trained_causal_model_is_told_to_train_and_keeps_its_sink(run, tmp_pat
     [
         (("encoder", "--tau", "2"), "'--tau': expected a number in [0, 1], or recommended, got '2'"),
         (("encoder", "--tau", "much"), "a number in [0, 1], or recommended, got 'much'"),
-        (("encoder", "--level", "1.5"), "'--level': expected a number between 0 and 1, got '1.5'"),
-        (("encoder", "--level", ".3", "--tau", ".3"), "not both"),
-        (("gpt2", "--depth", "2", *SMALL, "--tau", ".5", "--mixing", "full"), "see later ones"),
-        (("encoder", "--at", "nowhere"), "nowhere"),
         (("enkoder",), "did you mean 'encoder'"),
     ],
 )
@@ -226,15 +211,12 @@ def test_an_estimate_is_called_one_and_says_how_to_measure(program, tmp_path: Pa
 
 def test_every_part_has_its_own_curves_and_rows(capsys: pytest.CaptureFixture[str]):
     from depthscope.cli.display import show
-    from depthscope.cli.fix_display import draw, show_before_and_after
+    from depthscope.cli.fix import tables
     from depthscope.diagnosis.summary import of_fix
 
     model, inputs = zoo.make("bart")
     fixed = depthscope.fix(model, inputs, tau=0.5)
-    lines = draw(fixed).axes[0].lines
-    assert [line.get_xdata()[0] for line in lines] == [0, 3, 0, 3]  # before and after, encoder and decoder
-    show(of_fix(fixed), full=False)
-    show_before_and_after(fixed)
+    show(of_fix(fixed), full=True, tables=tables(fixed))
     out = capsys.readouterr().out
     for row in ("token similarity encoder before", "token similarity decoder after", "decoder in", "decoder 6"):
         assert row in out

@@ -1,8 +1,6 @@
 """Batches for every kind of model: the same in every run, honest about what they were made from."""
 
 import hashlib
-import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -212,86 +210,9 @@ def test_a_factorys_own_input_takes_the_dtype():
         (LoadedModel(VisionTransformer(1, SMALL)), {"tokens": 5}, "--tokens does not fit"),
         (LoadedModel(CausalLM(1, SMALL, vocabulary=50)), {"images": Path("x")}, "--images does not fit"),
         (LoadedModel(Encoder(1, SMALL), torch.zeros(1, 2, 16)), {"samples": 5}, "--samples does not fit"),
-        (LoadedModel(nn.PReLU()), {}, r"got PReLU.*return \(model, inputs\)"),
+        (LoadedModel(nn.PReLU()), {}, r"got PReLU: let module:factory return \(model, inputs\)"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(loaded: LoadedModel, asked: dict, message: str):
     with pytest.raises(ValueError, match=message):
         make_inputs(loaded, ProbeOptions("test", **asked))
-
-
-# --- a model alone --------------------------------------------------------------------------------------
-
-STRANGERS = """
-import torch
-from torch import nn
-
-class Reader(nn.Module):
-    "Ids in, with positions; a block of a family that nobody knows."
-    def __init__(self, positions=64):
-        super().__init__()
-        self.places, self.words = nn.Embedding(positions, 16), nn.Embedding(300, 16)
-        layers = (nn.TransformerEncoderLayer(16, 2, batch_first=True) for _ in range(3))
-        self.blocks = nn.ModuleList(layers)
-    def forward(self, ids):
-        x = self.words(ids) + self.places(torch.arange(ids.shape[1]))
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-class Pair(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.PReLU()) for _ in range(3))
-    def forward(self, one, two):
-        return one
-
-def encoder(batch_first=True):
-    layer = nn.TransformerEncoderLayer(16, 2, batch_first=batch_first)
-    return nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
-
-def turned(): return encoder(batch_first=False)
-def reader(): return Reader()
-def pair(): return Pair()
-"""
-
-
-@pytest.fixture
-def strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_manual):
-    (tmp_path / "strangers.py").write_text(STRANGERS)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield
-    sys.modules.pop("strangers", None)
-
-
-@pytest.mark.parametrize("name", ["encoder", "turned"])
-def test_a_factorys_model_alone_gets_random_tokens_of_its_width(name: str, strangers, program):
-    found = json.loads(program("probe", f"strangers:{name}", "--tokens", "9", "--samples", "3", "--json").out)
-    assert (found["blocks"], found["metadata"]["samples"], found["metadata"]["tokens"]) == (3, 3, 9)
-    assert found["metadata"]["notes"] == [f"strangers:{name} brings no input: random tokens were made for it"]
-    assert "no embedding of token ids" in program("probe", f"strangers:{name}", "--text", "x.txt", code=2).err
-
-
-def test_a_factorys_model_alone_gets_text_if_it_has_an_embedding(strangers, program):
-    found = json.loads(program("probe", "strangers:reader", "--tokens", "9", "--json").out)
-    assert found["metadata"]["tokens"] == 9
-    assert found["metadata"]["text"]["source"] == "pydoc_data.topics"
-    assert "ids of a WordPiece trained on the text were made for it" in " ".join(found["metadata"]["notes"])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("strangers:reader",), "does not take token ids below 300 of shape (8, 128) (IndexError"),
-        (("strangers:pair",), "does not take random tokens of shape (8, 128, 4) (TypeError"),
-        (("strangers:encoder", "--images", "."), "let module:factory return (model, inputs)"),
-    ],
-)
-def test_what_a_model_alone_does_not_take_is_said_in_one_line(
-    arguments: tuple[str, ...], message: str, strangers, program
-):
-    said = program("probe", *arguments, code=2).err
-    assert message in said
-    assert "(model, inputs)" in said
-    assert said.count("\n") == 1

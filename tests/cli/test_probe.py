@@ -122,7 +122,7 @@ def test_a_person_sees_curves_blocks_and_a_sentence(run):
 
 
 def test_json_is_one_object_and_nothing_else(run):
-    printed = run("gpt2", *TINY, "--skip-loss", "--gradients", "--json")
+    printed = run("gpt2", *TINY, "--gradients", "--json")
     found = json.loads(printed.out)
     assert printed.out.count("\n") == 1
     assert printed.err == ""
@@ -131,7 +131,6 @@ def test_json_is_one_object_and_nothing_else(run):
     assert all(0 <= value <= 1 for value in found["profile"]["token_similarity"])
     assert found["profile"]["angular_distance"][0] is None
     assert found["profile"]["output_gradient"][3] > 0
-    assert [row["first_block"] for row in found["skip_loss"]] == [0, 1, 2, 3]
     assert len(found["metadata"]["text"]["sha256"]) == 64
     assert found["metadata"]["seed"] == 0
     assert found["diagnosis"]["verdict"] == "no collapse"
@@ -149,12 +148,11 @@ def test_the_same_seed_gives_the_same_curves(run):
 
 def test_out_holds_the_profile_and_a_picture(run, tmp_path: Path):
     out = tmp_path / "new" / "folder"
-    assert f"wrote {out}" in run("llama", *TINY, "--skip-loss", "--out", str(out)).out
+    assert f"wrote {out}" in run("llama", *TINY, "--out", str(out)).out
     profile = Profile.load(out)
     assert profile.depth == 3
     assert profile.metadata["model"] == "llama"
     assert (out / "profile.png").read_bytes().startswith(b"\x89PNG")
-    assert (out / "skip_loss.csv").read_text().startswith("first_block,")
     assert not [path for path in out.iterdir() if path.name.startswith(".")]
     kept = {path.name: path.read_bytes() for path in out.iterdir()}
     run("llama", *TINY[:-1], "99999", "--out", str(out), code=2)
@@ -244,11 +242,10 @@ def test_a_folder_with_its_own_tokenizer(run, bert_folder: Path, tmp_path: Path)
 def test_a_folder_without_a_tokenizer_says_so(run, tmp_path: Path):
     config = GPT2Config(vocab_size=60, n_positions=32, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
     GPT2LMHeadModel(config).save_pretrained(tmp_path)
-    options = ("--samples", "2", "--skip-loss", "--json")
+    options = ("--samples", "2", "--json")
     found = json.loads(run(f"hf:{tmp_path}", *options).out)
     assert found["tokens"] == 32
     assert "no tokenizer" in found["metadata"]["notes"][0]
-    assert len(found["skip_loss"]) == 3
 
 
 def test_a_block_in_a_loop_is_found_when_the_model_runs(run, factory: str):
@@ -270,14 +267,10 @@ def test_trained_weights_have_no_verdict_on_inputs_that_are_not_theirs(run, tmp_
     assert json.loads(run(f"hf:{tmp_path / 'random'}", *options).out)["diagnosis"]["verdict"] == "no collapse"
 
 
-def test_every_block_is_shown_with_what_it_is_worth_and_pre_norm_with_what_is_read(run):
-    shown = run("gpt2", *TINY, "--skip-loss", "--full").out
-    assert re.findall(r"^ *(nothing|block \d) +\d+\.\d{4}", shown, flags=re.MULTILINE) == [
-        "nothing",
-        *(f"block {n}" for n in range(1, 4)),
-    ]
-    assert re.search(r"attention +FFN *\n.* reads +reads", shown)
-    assert re.search(r"^ *final +0\.\d{3}", shown, flags=re.MULTILINE)
+def test_every_block_is_shown_and_pre_norm_with_what_is_read(run):
+    shown = run("gpt2", *TINY, "--full").out
+    assert re.search(r"attention reads +FFN reads", shown)
+    assert re.search(r"^3 .*0\.\d{3}", shown, flags=re.MULTILINE)
     assert " largest_feature " not in shown  # the number of a feature has no mean and no curve
 
 
@@ -314,7 +307,7 @@ def test_pickles_are_not_run(run, bert_folder: Path, tmp_path: Path):
         (["hf:."], "expected a folder with a config.json"),
         (["."], "it is a folder, say hf:."),
         (["no_such_module:make"], "no module 'no_such_module' from here"),
-        (["my_models:mak"], "got 'mak'; did you mean 'make'?"),
+        (["my_models:mak"], "did you mean 'make'? expected a function in"),
         (["my_models:three"], "to return a model or (model, inputs), got int"),
         (["my_models:broken"], "my_models:broken() failed: RuntimeError: two lines"),
         (["builtins:quit"], "builtins:quit() failed: SystemExit: None (DEPTHSCOPE_TRACEBACK=1 shows where)"),
@@ -342,7 +335,6 @@ def test_pickles_are_not_run(run, bert_folder: Path, tmp_path: Path):
         (["encoder", "--exclude-tokens", "first"], "indices such as 0,1, got 'first'"),
         (["encoder", "--fail-on", "token_similarity"], "expected --fail-on"),
         (["encoder", "--fail-on", "delta>1"], "'delta', which is not measured"),
-        (["bert", "--skip-loss"], "causal language model (gpt2"),
         (["encoder", "--samples", "0"], "expected a whole number from 1 to"),
         ([], "Missing argument 'MODEL'"),
     ],
@@ -357,8 +349,8 @@ def test_a_mistake_ends_in_one_line_and_code_2(run, factory: str, arguments: lis
     assert printed.out == ""
 
 
-def test_a_bert_has_no_loss_of_its_own(run, bert_folder: Path):
-    assert "causal language model for --skip-loss" in run(f"hf:{bert_folder}", "--skip-loss", code=2).err
+def test_a_bert_has_no_loss_of_its_own(program, bert_folder: Path):
+    assert "causal language model for --loss" in program("paths", f"hf:{bert_folder}", "--loss", code=2).err
 
 
 def test_a_folder_too_large_for_memory(run, bert_folder: Path, monkeypatch: pytest.MonkeyPatch):
@@ -388,10 +380,10 @@ def test_a_name_that_cannot_be_had(tmp_path: Path):
 
 
 def test_values():
-    assert format_value("token_diversity", 1.5e-7) == "1.5e-07"
-    assert format_value("token_similarity", 0.99951) == "1.000"
-    assert format_value("frobenius_norm", 12345.0) == "1.23e+04"
-    assert format_value("growth_mean", float("nan")) == "·"
+    assert format_value(1.5e-7) == "1.50e-07"
+    assert format_value(0.99951) == "1.000"
+    assert format_value(12345.0) == "1.23e+04"
+    assert format_value(float("nan")) == "·"
 
 
 def test_the_seed_holds_for_a_factory_that_draws_from_the_global_state(

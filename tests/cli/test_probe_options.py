@@ -1,20 +1,17 @@
 """Options of `depthscope probe` that are easily dropped in silence: they are honoured or refused."""
 
 import json
-import os
 import sys
 from pathlib import Path
 
 import pytest
-import transformers as hf
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--exclude-tokens", ""], "'--exclude-tokens': expected outliers"),
+        (["--exclude-tokens", ""], "'--exclude-tokens': expected indices"),
         (["--exclude-tokens", "500"], "cannot exclude token 500"),
-        (["--skip-run", "3"], "--skip-run 3 goes with --skip-loss"),
         (["--seed", "99999999999999999999"], "--seed"),
         (["--tokens", "100000000000"], "memory"),
     ],
@@ -100,47 +97,3 @@ def test_what_cannot_be_said_of_a_model_ends_in_one_line(
     printed = program(command, *arguments, code=2)
     assert message in printed.err
     assert printed.err.count("\n") == 1
-
-
-def test_a_folder_that_sentence_transformers_saved(program, tmp_path: Path, short_manual):
-    inside = tmp_path / "0_Transformer"
-    config = hf.BertConfig(hidden_size=16, num_attention_heads=2, num_hidden_layers=2, intermediate_size=24)
-    hf.BertModel(config).save_pretrained(inside)
-    (tmp_path / "1_Pooling").mkdir()
-    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
-    modules = [{"path": "0_Transformer", "type": "sentence_transformers.models.Transformer"},
-               {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]  # fmt: skip
-    (tmp_path / "modules.json").write_text(json.dumps(modules))
-    found = json.loads(program("probe", f"hf:{tmp_path}", "--tokens", "16", "--samples", "2", "--json").out)
-    assert found["blocks"] == 2
-    assert any("reads the mean of the last tokens" in note for note in found["metadata"]["notes"])
-
-
-def test_a_modules_file_names_folders_of_its_own(program, tmp_path: Path):
-    for name in ("other", "mine/inside"):
-        hf.BertConfig().save_pretrained(tmp_path / name)
-    os.mkfifo(tmp_path / "mine" / "inside" / "model.safetensors")
-    for path, said in {"../other": "as sentence-transformers writes it", "inside": "a pipe or a device"}.items():
-        (tmp_path / "mine" / "modules.json").write_text(json.dumps([{"path": path, "type": "x.Transformer"}]))
-        assert said in program("probe", f"hf:{tmp_path / 'mine'}", code=2).err
-
-
-@pytest.mark.parametrize("text", ["{", "[3]", '{"a": 1}', '[{"type": "x"}]', "[" * 50_000, "null"])
-def test_a_modules_file_of_another_kind_ends_in_one_line(program, tmp_path: Path, text: str):
-    (tmp_path / "modules.json").write_text(text)
-    printed = program("probe", f"hf:{tmp_path}", code=2)
-    assert "as sentence-transformers writes it" in printed.err
-    assert printed.err.count("\n") == 1
-
-
-def test_windows_are_measured_and_named(program):
-    command = ("probe", "encoder", "--depth", "1", "--width", "8", "--heads", "2", "--tokens", "12", "--json")
-    found = []
-    for more in ((), ("--window", "4")):
-        document = json.loads(program(*command, "--measures", "token_similarity", *more).out)
-        found.append((document["metadata"]["window"], document["profile"]["token_similarity"]))
-    assert [window for window, _ in found] == [None, 4]
-    assert found[0][1] != found[1][1]
-    refused = program(*command, "--measures", "delta", "--window", "4", code=2)
-    assert "attention crosses the windows" in refused.err
-    assert refused.err.count("\n") == 1

@@ -28,7 +28,6 @@ def test_json(program, short_manual):
         (("bert", "--without", "skip"), "did you mean 'skips'"),
         (("bert", "--without", ""), "at least one of"),
         (("falcon", *SMALL, "--without", "attention_skip"), "share one skip"),
-        (("gpt2", *SMALL, "--without", "skips", "--skip-loss"), "of the whole model"),
     ],
 )
 def test_refused_in_one_line(program, short_manual, options: tuple[str, ...], why: str):

@@ -14,7 +14,7 @@ import pytest
 import typer
 
 from depthscope.cli.app import app, main
-from depthscope.cli.plain_letters import legible
+from depthscope.cli.console import legible
 from depthscope_lab.cli.compare_display import show_summary
 from processes import ENVIRONMENT
 

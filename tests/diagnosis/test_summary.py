@@ -57,7 +57,7 @@ def test_the_terminal_shows_it_in_twenty_lines(
     kind: str, columns: int, results: dict[str, summary.Summary], monkeypatch: pytest.MonkeyPatch, capsys
 ):
     monkeypatch.setenv("COLUMNS", str(columns))
-    show(results[kind], full=False, rest="every block")
+    show(results[kind], tables={"every block": pd.DataFrame()})
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= LINES or columns < 80
     assert all(len(line) <= columns or "depthscope.apply" in line for line in lines)

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 import zoo
 from depthscope import diagnose, probe
-from depthscope.cli.reporting import note_command
+from depthscope.cli.command import note_command
 from depthscope.files import content_sum, write_json
 from depthscope.locks import OWNER, _holder
 from depthscope.probing import Profile

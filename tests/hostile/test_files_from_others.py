@@ -89,12 +89,6 @@ def test_only_what_counts_layers_is_a_number_of_layers(bert: Path, text: Path, r
     assert f"expected a number of layers as num_hidden_layers of '{bert}', got nan" in run(*probe, code=2)[1]
 
 
-def test_a_deep_configuration_is_counted_from_two_shallow_ones(bert: Path, run, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(memory, "available_memory", lambda: 2**25)  # room for 300 blocks, not for their weights
-    change(bert, num_hidden_layers=300, hidden_size=256, intermediate_size=1024)
-    assert f"'{bert}' with 300 layers, 2.37e+08 parameters" in run("probe", f"hf:{bert}", code=2)[1]
-
-
 def test_pipes_and_devices_are_no_input(tmp_path: Path, bert: Path, run):
     os.mkfifo(pipe := tmp_path / "pipe")
     assert "a pipe or a device" in run("probe", "bert", "--text", str(pipe), code=2)[1]
@@ -285,13 +279,9 @@ def test_a_folder_with_a_name_like_mathematics_loses_no_work(tmp_path: Path, ber
     assert (tmp_path / "out" / "profile.png").stat().st_size
 
 
-@pytest.mark.parametrize(
-    ("command", "shown"), [("probe", "No collapse"), ("fix", "No collapse"), ("demo", "after each block")]
-)
+@pytest.mark.parametrize(("command", "shown"), [("probe", "No collapse"), ("fix", "No collapse")])
 def test_a_full_disk_costs_no_printout(command: str, shown: str, tmp_path: Path):
-    small = ["--depth", "2"]
-    if command != "demo":
-        small = ["encoder", "--depth", "2", "--width", "16", "--heads", "2", *SMALL]
+    small = ["encoder", "--depth", "2", "--width", "16", "--heads", "2", *SMALL]
     full = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (1000, 1000))
     arguments = ("-m", "depthscope", command, *small, "--out", str(tmp_path / "out"))
     result = run_warm(*arguments, env=os.environ, first=full)
@@ -318,7 +308,7 @@ def test_a_fix_replaces_an_older_one_as_a_whole_or_not_at_all(tmp_path: Path, ru
     run(*model, code=0)
     (tmp_path / "before" / "mine.txt").write_text("of the user")
     older = everything_in(tmp_path)
-    assert {"fix.json", "fix.png", "before/profile.json", "after/sinks.parquet", "before/mine.txt"} <= older.keys()
+    assert {"fix.json", "before/profile.json", "after/sinks.parquet", "before/mine.txt"} <= older.keys()
     naming = files._naming
 
     def full(failing: str, target: Path):
@@ -326,7 +316,7 @@ def test_a_fix_replaces_an_older_one_as_a_whole_or_not_at_all(tmp_path: Path, ru
             raise OSError(f"could not write {target}: No space left on device")
         return naming(target)
 
-    for failing in ("fix.png", "fix.json", "after/profile.json", "before/profile.parquet"):
+    for failing in ("fix.json", "after/profile.json", "before/profile.parquet"):
         with monkeypatch.context() as patched:
             patched.setattr(files, "_naming", partial(full, failing))
             out, err = run(*model, "--seed=1", code=2)

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from typer.testing import CliRunner
 
 import depthscope
 from depthscope import profile_of
-from depthscope.cli.app import app
 from depthscope.models import BlockConfig, Encoder
 from samples import seeded
 
@@ -138,15 +136,3 @@ def test_layers_that_do_not_fit_are_refused():
         profile_of([IDS.numpy(), IDS.numpy()])
     with pytest.raises(ValueError, match=r"expected mask of shape \(2, 9\)"):
         profile_of(states(), mask=torch.ones(2, 8))
-
-
-def test_the_command_shows_a_verdict_and_refuses_what_needs_a_model(tmp_path: Path):
-    folder = written(tmp_path / "states", "safetensors")
-    found = CliRunner().invoke(app, ["probe", f"states:{folder}"])
-    assert found.exit_code == 0, found.output
-    assert "4 blocks of width 16" in found.output
-    assert "token similarity" in found.output
-    for arguments, said in ((["probe", "--gradients"], "--gradients needs a model"), (["depth"], "probe` alone")):
-        refused = CliRunner().invoke(app, [*arguments, f"states:{folder}"])
-        assert refused.exit_code != 0
-        assert said in f"{refused.output} {refused.exception}"

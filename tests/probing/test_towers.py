@@ -345,7 +345,7 @@ def test_the_verdict_is_about_one_tower_and_names_it(profile: Profile):
 
 
 def test_json_and_gates_know_both_towers(profile: Profile):
-    from depthscope.cli.fail_on import failures
+    from depthscope.cli.probe import failures
     from depthscope.conditions import parse_condition
 
     found = as_json(profile, depthscope.diagnose(profile))

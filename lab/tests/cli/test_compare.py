@@ -1,6 +1,7 @@
 """`depthscope compare` as a user meets it."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def test_curves_a_table_and_a_summary(run, tmp_path: Path, monkeypatch):
     assert lines[1].split()[:5] == ["pre", "2", "0.001", "0", "1"]
     assert lines[2].split()[:5] == ["deescalated", "2", "0.0001", "0", "1"]
     files = {path.name for path in tmp_path.iterdir()}
-    results = {"curves.parquet", "curves.png", "curves.pdf", "summary.json"}
+    results = {"curves.parquet", "curves.png", "summary.json"}
     assert files == {"runs", "commands.json", "report.html", *results}
     assert not list((tmp_path / "runs").glob("*/report.html"))  # one page for all of them
     summary = read_record(tmp_path / "summary.json", "comparison").content
@@ -74,12 +75,12 @@ def test_curves_a_table_and_a_summary(run, tmp_path: Path, monkeypatch):
 
 def test_a_dry_run_lists_the_runs_and_starts_none(run, tmp_path: Path):
     out = tmp_path / "new"
-    arguments = ("vit-digits", "--depths", "12,24", "--seeds", "2", "--warmup", "0,100", "--lr-grid", "1,3", "--json")
+    arguments = ("vit-digits", "--depths", "12,24", "--seeds", "2", "--lr-grid", "1,3", "--json")
     code, printed, _err = run(*arguments, "--batch-size", "32", "--dry-run", "--out", str(out))
     assert code == 0
     runs = {name: run["config"] for name, run in json.loads(printed)["plan"].items()}
-    assert len(runs) == 3 * 2 * 2 * 2 * 2
-    assert runs["post-depth12-lr0.00015-warmup100-seed1"]["batch_size"] == 32
+    assert len(runs) == 3 * 2 * 2 * 2
+    assert runs["post-depth12-lr0.00015-warmup0-seed1"]["batch_size"] == 32
     assert not out.exists()
 
 
@@ -134,7 +135,7 @@ def test_a_fair_comparison_says_its_plan_first_and_its_verdict_last(run, tmp_pat
     assert "1. Choosing rates on validation data: 3 each (×0.3, ×1, ×3 of its own), seed 0: 12 runs" in out
     assert "2. Measuring on test data: 3 fresh seeds each at the chosen rate: 12 runs." in out
     assert "the budget is 2 h." in out
-    assert "pre           1  0.009" in out  # found beyond the grid, and inside of what was tried then
+    assert re.search(r"pre +1 +0\.009", out)  # found beyond the grid, and inside of what was tried then
     assert "1 blocks: post (1.020, 1.010 to 1.030) is best; worse: pre (1.125, 1.115 to 1.135)." in out
     assert {path.name for path in tmp_path.iterdir()} >= {"plan.json", "summary.json", "curves.png", "report.html"}
     assert "is best; worse: pre" in (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -217,10 +218,10 @@ def test_one_is_not_called_several(run, tmp_path: Path, asked):
 
 
 def test_a_warm_up_that_does_not_end_is_said(run, tmp_path: Path, asked):
-    out = run(*TUNED, "--warmup", "0,100", "--dry-run", "--out", str(tmp_path))[1]
+    out = run(*TUNED, "--set", "warmup_steps=100", "--dry-run", "--out", str(tmp_path))[1]
     said = "A warm-up of 100 steps does not end within a run, so that its rate is not reached."
     assert said in " ".join(out.split())
-    assert "warm-up" not in run(*TUNED, "--warmup", "99", "--dry-run", "--out", str(tmp_path))[1]
+    assert "warm-up" not in run(*TUNED, "--set", "warmup_steps=99", "--dry-run", "--out", str(tmp_path))[1]
 
 
 @pytest.mark.parametrize(
@@ -245,7 +246,7 @@ def test_budgets(text: str, seconds: float):
         (["vit-digits", "--variants", ","], "expected --variants to be some of post, pre, deescalated"),
         (["vit-digits", "--depths", "1.5"], "expected --depths to be whole numbers separated by commas, got '1.5'"),
         (["vit-digits", "--depths", "0"], "expected depth greater than 0, got 0"),
-        (["vit-digits", "--lr-grid", ","], "expected --lr-grid to be at least one number"),
+        (["vit-digits", "--lr-grid", ","], "expected --lr-grid to be numbers separated by commas, got ','"),
         (["vit-digits", "--seed", "3"], "--seed"),
         (
             ["vit-digits", "--seeds", "10000000000"],
@@ -254,7 +255,6 @@ def test_budgets(text: str, seconds: float):
         (["vit-digits", "--width", "999999996", "--out", "OUT"], "width 999999996"),
         (["vit-digits", "--lr-grid", "1e300"], "expected lr of at most 3.4e+37"),
         (["vit-digits", "--set", "seed=3"], "seed is compared here: give --seeds instead"),
-        (["vit-digits", "--set", "warmup_steps=3"], "give --warmup instead"),
         (["vit-digits", "--variants", "post,deescalated(tau=7)", "--out", "OUT"], "expected tau in [0, 1], got 7"),
         (["vit-digits", "--set", "heads=5", "--out", "OUT"], "heads that divide the width"),
         (["vit-digits", "--depths", "100000000", "--out", "OUT"], "fits into memory"),

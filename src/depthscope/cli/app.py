@@ -10,15 +10,15 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from depthscope import __version__
+from depthscope.cli.console import write_legibly
 from depthscope.cli.demo import demo
 from depthscope.cli.depth import depth
+from depthscope.cli.documents import schema
 from depthscope.cli.fix import fix
 from depthscope.cli.help import Command, Group
 from depthscope.cli.paths import paths
-from depthscope.cli.plain_letters import write_legibly
 from depthscope.cli.probe import probe
 from depthscope.cli.report import report
-from depthscope.cli.schema import schema
 from depthscope.cli.spectra import spectra
 from depthscope.exit_codes import ExitCode
 from depthscope.extras import MissingExtra
@@ -26,6 +26,9 @@ from depthscope.naming import visible
 from depthscope.registry import Registry
 
 _UsageError: Any = typer.BadParameter.__base__  # unknown commands, options and values
+_FIRST = ("probe", "depth", "fix", "report")  # what people use
+_OF_THE_LAB = ("reproduce", "compare", "train", "tour")
+_HIDDEN = ("demo", "schema")
 
 app = typer.Typer(
     name="depthscope",
@@ -34,41 +37,32 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-
-
 # Ours, and those of installed packages: the lab's, which train.
 COMMANDS: Registry[Callable[..., None]] = Registry(
     "command", "depthscope.commands", [probe, depth, fix, report, paths, spectra, demo, schema], name_of=None
 )
-_FIRST = ("probe", "depth", "fix", "report")  # what people use
-_OF_THE_LAB = ("reproduce", "compare", "train", "tour")
-_HIDDEN = ("demo", "schema")
 
 
-def _add_without_the_lab(name: str) -> None:
-    """A command of the lab where that is not installed: whatever is asked of it, one line says what to do."""
+def _without_the_lab(name: str) -> Callable[[], None]:
+    """Stands in for a command of the lab where that is not installed: one line says what to do."""
 
     def refuse() -> None:
         raise MissingExtra(f"{name} comes with depthscope-lab, which is not installed: pip install ./lab in a checkout")
 
-    anything = {"allow_extra_args": True, "ignore_unknown_options": True}
-    about = "Comes with depthscope-lab, which is not installed."
-    app.command(
-        name,
-        cls=Command,
-        help=about,
-        add_help_option=False,
-        context_settings=anything,
-        rich_help_panel="For research",
-    )(refuse)
+    refuse.__doc__ = "Comes with depthscope-lab, which is not installed."
+    return refuse
 
 
 for _name in dict.fromkeys([*COMMANDS.ours(), *_OF_THE_LAB, *COMMANDS]):
-    _panel = None if _name in _FIRST else "For research"
-    if _name in COMMANDS:
-        app.command(_name, cls=Command, rich_help_panel=_panel, hidden=_name in _HIDDEN)(COMMANDS[_name])
-    else:
-        _add_without_the_lab(_name)
+    _missing = _name not in COMMANDS
+    app.command(
+        _name,
+        cls=Command,
+        rich_help_panel=None if _name in _FIRST else "For research",
+        hidden=_name in _HIDDEN,
+        add_help_option=not _missing,
+        context_settings={"allow_extra_args": _missing, "ignore_unknown_options": _missing},
+    )(_without_the_lab(_name) if _missing else COMMANDS[_name])
 
 
 def _print_version(wanted: bool) -> None:
@@ -100,40 +94,21 @@ def main() -> None:
             sys.exit(ExitCode.READER_GONE)
         raise
     except (KeyboardInterrupt, typer.Abort):
-        print("depthscope: interrupted", file=sys.stderr)
-        sys.exit(ExitCode.INTERRUPTED)
+        code = ExitCode.INTERRUPTED
     except _UsageError as error:
         message = error.format_message().replace(": Value error, ", ": ").rstrip(".")  # typer's words for our own
-        message += _value_given(error, sys.argv[1:])
         end = "" if message.endswith("?") else "."
         _refuse(f"{message}{end} Try --help." if message else "")  # without a command, the help was printed
     except (ValueError, OSError, MissingExtra) as error:
         if os.environ.get("DEPTHSCOPE_TRACEBACK"):
             raise
-        _refuse(_reason(error))
-    else:
-        if code == ExitCode.INTERRUPTED:  # typer turns Ctrl-C into this
-            print("depthscope: interrupted", file=sys.stderr)
-        sys.exit(code if isinstance(code, int) else 0)
-
-
-def _reason(error: Exception) -> str:
-    """What went wrong; of the system's own errors which file, and what it says of it."""
-    if isinstance(error, OSError) and error.strerror:
-        where = f"{str(error.filename)!r}: " if error.filename is not None else ""
-        return f"cannot use {where}{error.strerror}; check that it is there, and yours to read or write"
-    return str(error) or type(error).__name__
-
-
-def _value_given(error: Any, arguments: list[str]) -> str:
-    """What was typed for the option that is refused, which typer does not always repeat: ", got '1e9'"."""
-    names = getattr(getattr(error, "param", None), "opts", ())
-    for place, argument in enumerate(arguments):
-        name, equals, value = argument.partition("=")
-        if name in names and (equals or place + 1 < len(arguments)):
-            given = value if equals else arguments[place + 1]
-            return "" if given in error.format_message() else f", got {given!r}"
-    return ""
+        if isinstance(error, OSError) and error.strerror:
+            where = f"{str(error.filename)!r}: " if error.filename is not None else ""
+            _refuse(f"cannot use {where}{error.strerror}; check that it is there, and yours to read or write")
+        _refuse(str(error) or type(error).__name__)
+    if code == ExitCode.INTERRUPTED:  # typer turns Ctrl-C into this
+        print("depthscope: interrupted", file=sys.stderr)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 def _refuse(message: str) -> NoReturn:

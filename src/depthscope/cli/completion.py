@@ -16,7 +16,7 @@ from pathlib import Path
 
 from depthscope.naming import unknown_name
 
-FORMS = "a family's name (bert, gpt2, vit, …), hf:NAME_OR_FOLDER (or a GGUF file), or module:factory"
+FORMS = "a family's name (bert, gpt2, vit, …), hf:NAME_OR_FOLDER, or module:factory"
 
 # As in models/families.py, which imports torch; a test compares them.
 FAMILIES = [
@@ -37,24 +37,23 @@ def models(incomplete: str) -> list[str]:
     return beginning(FAMILIES, incomplete)
 
 
-def schemas(incomplete: str) -> list[str]:
-    """Commands that have `--json`."""
-    from depthscope.cli.documents import commands_with_schemas
-
-    return beginning(commands_with_schemas(), incomplete)
-
-
 def refuse_a_typo(model: str) -> None:
     """Refuses a MODEL that cannot exist, before torch is imported; of what may exist `load_model` knows more."""
     module, colon, place = model.partition(":")
-    if colon:
-        if module not in ("hf", "states") and _is_nowhere(module.partition(".")[0]):
-            raise unknown_module(model)
-        if module == "hf" and is_a_place(place) and not Path(place).exists() and (meant := near_folder(place)):
+    if module == "hf" and colon:
+        if is_a_place(place) and not Path(place).exists() and (meant := near_folder(place)):
             raise ValueError(f"there is no {place!r}: {meant.strip()}")
-        return
-    others = "depthscope.models.families" in sys.modules or entry_points(group="depthscope.models")  # may have added it
-    if model not in FAMILIES and not others:
+    elif colon:
+        package = module.partition(".")[0]
+        try:
+            is_nowhere = not package or (find_spec(package) or PathFinder.find_spec(package, [os.getcwd()])) is None
+        except ValueError:  # a module that was made by hand
+            is_nowhere = False
+        if is_nowhere:
+            raise ValueError(f"no module {module!r} from here: expected {FORMS}, got {model!r}")
+    elif model not in FAMILIES and not (
+        "depthscope.models.families" in sys.modules or entry_points(group="depthscope.models")  # may have added it
+    ):
         raise unknown_model(model, FAMILIES)
 
 
@@ -72,21 +71,9 @@ def near_folder(name: str) -> str:
     return f"did you mean 'hf:{place.parent / near[0]}'? " if near else ""
 
 
-def _is_nowhere(module: str) -> bool:
-    """Whether there is no such module, here or where Python looks."""
-    try:
-        return not module or (find_spec(module) or PathFinder.find_spec(module, [os.getcwd()])) is None
-    except ValueError:  # a module that was made by hand
-        return False
-
-
 def unknown_model(name: str, families: Iterable[str]) -> ValueError:
     if name and Path(name).is_dir():
         return ValueError(f"unknown model {name!r}: it is a folder, say hf:{name}")
     if "/" in name:
         return ValueError(f"unknown model {name!r}: of a folder or of a name on the hub, say hf:{name}")
     return unknown_name("model", name, families, f"{FORMS}; families:")
-
-
-def unknown_module(model: str) -> ValueError:
-    return ValueError(f"no module {model.partition(':')[0]!r} from here: expected {FORMS}, got {model!r}")

@@ -10,12 +10,14 @@ import json
 import math
 from collections.abc import Mapping
 from importlib.resources import files
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from depthscope.cli import completion
 from depthscope.naming import unknown_name
 
 SCHEMA_VERSION = 2
-_SHARED = "shared"
 
 
 def document(command: str, found: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,33 +42,37 @@ def print_document(command: str, found: Mapping[str, Any]) -> None:
 
 def commands_with_schemas() -> list[str]:
     """The commands that have `--json`."""
-    names = (place.name.removesuffix(".json") for place in files(__package__).joinpath("schemas").iterdir())
-    return sorted(name for name in names if name != _SHARED)
+    names = {place.name.removesuffix(".json") for place in files(__package__).joinpath("schemas").iterdir()}
+    return sorted(names - {"shared"})
 
 
 def schema_of(command: str) -> dict[str, Any]:
     """The JSON Schema (2020-12) of what a command prints with `--json`; it needs no other file."""
-    known = commands_with_schemas()
-    if command not in known:
+    if command not in (known := commands_with_schemas()):
         raise unknown_name("schema", command, known)
-    own, shared = _read(command), _read(_SHARED)["$defs"]
-    return {**own, "$defs": _needed(own, own.get("$defs", {}) | shared)}
+    own, shared = (
+        json.loads(files(__package__).joinpath("schemas", f"{name}.json").read_text(encoding="utf-8"))
+        for name in (command, "shared")
+    )
+    definitions, needed = own.get("$defs", {}) | shared["$defs"], {}
+    unread = [own]
+    while unread:  # what it refers to, and what that refers to
+        text = json.dumps(unread.pop())
+        new = {name: made for name, made in definitions.items() if name not in needed and f'"#/$defs/{name}"' in text}
+        needed |= new
+        unread += new.values()
+    return {**own, "$defs": dict(sorted(needed.items()))}
 
 
-def _needed(schema: Any, definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """The definitions that a schema refers to, and those that these refer to."""
-    found: dict[str, Any] = {}
-    open_ends = [schema]
-    while open_ends:
-        text = json.dumps(open_ends.pop())
-        for name, definition in definitions.items():
-            if name not in found and f'"#/$defs/{name}"' in text:
-                found[name] = definition
-                open_ends.append(definition)
-    return dict(sorted(found.items()))
-
-
-def _read(name: str) -> dict[str, Any]:
-    text = files(__package__).joinpath("schemas", f"{name}.json").read_text(encoding="utf-8")
-    schema: dict[str, Any] = json.loads(text)
-    return schema
+def schema(
+    command: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="COMMAND",
+            help="Without one, the commands are listed.",
+            autocompletion=lambda incomplete: completion.beginning(commands_with_schemas(), incomplete),
+        ),
+    ] = None,
+) -> None:
+    """Print the JSON Schema of what a command prints with --json."""
+    print("\n".join(commands_with_schemas()) if command is None else json.dumps(schema_of(command), indent=2))

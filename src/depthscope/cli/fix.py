@@ -7,40 +7,39 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from depthscope.cli.command import Finished, as_command, call, prepared
 from depthscope.cli.options import FixOptions
-from depthscope.cli.reporting import call
-from depthscope.cli.running import Finished, as_command, prepared
 from depthscope.interruption import notes as of_interruption
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from depthscope.diagnosis import Fixed
+
+_SHOWN = ("token_similarity", "direction_similarity", "effective_rank")
 
 
 @as_command
 def fix(options: FixOptions) -> Finished:
     """Rank what can be done about a collapse, show the first choice before and after, and print its line of code."""
-    if options.level is not None and options.tau not in (None, "recommended"):
-        raise ValueError(f"--level {options.level} chooses a τ; give it or --tau {options.tau}, not both")
-    fixed = _fix(options)
+    from depthscope.diagnosis.summary import of_fix
+
+    asked = {"tau": options.tau, "alpha": options.alpha}
+    fixed = _fix(options, asked)
     return Finished(
-        document=lambda: as_json(fixed),
-        show=lambda: _show(fixed, full=options.full),
+        document=as_json(fixed),
+        summary=of_fix(fixed, notes_of(fixed)),
         save=lambda folder: _save(fixed, folder),
-        python=call("fix", "model, inputs", {**_wishes(options), **options.hints}, {}),
+        python=call("fix", "model, inputs", {**asked, **options.hints}),
+        tables=tables(fixed),
     )
 
 
-def _wishes(options: FixOptions) -> dict[str, Any]:
-    """What `Scope.fix` is asked for."""
-    return {name: getattr(options, name) for name in ("tau", "level", "alpha", "at", "mixing")}
-
-
-def _fix(options: FixOptions) -> Fixed:
+def _fix(options: FixOptions, asked: dict[str, Any]) -> Fixed:
     with prepared(options) as ready:
-        fixed = ready.scope.fix(**_wishes(options), progress=lambda what: ready.progress(what, None), about=ready.about)
+        fixed = ready.scope.fix(**asked, progress=lambda what: ready.progress(what, None), about=ready.about)
     seen = fixed.before.metadata.get("notes", [])
-    notes = (*seen, *ready.loaded.notes, *ready.inputs.notes, *fixed.notes, *of_interruption())
-    return replace(fixed, notes=notes)
+    return replace(fixed, notes=(*seen, *ready.loaded.notes, *ready.inputs.notes, *fixed.notes, *of_interruption()))
 
 
 def as_json(fixed: Fixed) -> dict[str, Any]:
@@ -63,20 +62,44 @@ def as_json(fixed: Fixed) -> dict[str, Any]:
     return found
 
 
-def _show(fixed: Fixed, *, full: bool) -> None:
-    from depthscope.cli.display import show
-    from depthscope.cli.fix_display import notes_of, show_before_and_after
-    from depthscope.diagnosis.summary import of_fix
+def notes_of(fixed: Fixed) -> list[str]:
+    """What a reader must not miss."""
+    found = []
+    if fixed.trained and fixed.remedies:
+        found.append("The weights are trained: put a remedy in and train on, it does not mend them by itself.")
+    if fixed.losses is not None:
+        before, after = fixed.losses
+        found.append(f"loss on this text: {before:.4f} before, {after:.4f} after ({after - before:+.4f}).")
+    if left_alone := getattr(fixed.remedies[0], "leave_alone", ()) if fixed.remedies else ():
+        named = ", ".join(map(str, left_alone))
+        found.append(f"left alone: token {named}, an outlier in most samples (an attention sink).")
+    return found
 
-    show(of_fix(fixed, notes_of(fixed)), full=full, rest="every block before and after")
-    if full:
-        show_before_and_after(fixed)
+
+def tables(fixed: Fixed) -> dict[str, pd.DataFrame]:
+    """What `--full` adds: every choice with its line of code, and every block before and after."""
+    import pandas as pd
+
+    parts = []
+    for part, (first, last) in fixed.before.parts.items():
+        rows = {
+            f"{name} {when}": profile.curve(name, part=part)
+            for name in _SHOWN
+            if name in fixed.before.names()
+            for when, profile in (("before", fixed.before), ("after", fixed.after))
+        }
+        blocks = [f"{part} {block}" if part else str(block) for block in ("in", *range(first, last + 1))]
+        parts.append(pd.DataFrame(rows, index=blocks))
+    found = {"every block before and after": pd.concat(parts)}
+    if fixed.choices:
+        lines = pd.DataFrame({"line of code": {choice.name: choice.line or "" for choice in fixed.choices}})
+        return {"every choice": lines, **found}
+    return found
 
 
 def _save(fixed: Fixed, folder: Path) -> None:
-    """All of it or none: both profiles, the picture and what `--json` prints belong to one run."""
+    """All of it or none: both profiles and what `--json` prints belong to one run."""
     from depthscope.cli.documents import document
-    from depthscope.cli.fix_display import draw
     from depthscope.files import write_folder
     from depthscope.probing.saved import MADE_OF_A_PROFILE, writers
     from depthscope.sealed import with_record
@@ -87,6 +110,7 @@ def _save(fixed: Fixed, folder: Path) -> None:
         for when, profile in profiles.items()
         for name, write in writers(profile.frame, profile.sinks, profile.metadata).items()
     }
-    files["fix.png"] = lambda path: draw(fixed).savefig(path, dpi=160)
     files = with_record(files, "fix.json", "fix", 1, document("fix", as_json(fixed)))
-    write_folder(folder, files, obsolete=[f"{when}/{name}" for when in profiles for name in MADE_OF_A_PROFILE])
+    write_folder(
+        folder, files, obsolete=["fix.png", *(f"{when}/{name}" for when in profiles for name in MADE_OF_A_PROFILE)]
+    )

@@ -39,9 +39,13 @@ class Group(_Short, TyperGroup):
     """The program itself, likewise."""
 
 
-def show_all(ctx: typer.Context, wanted: bool) -> None:
-    """What `--help-all` does."""
+def _show_all(ctx: typer.Context, wanted: bool) -> None:
     if wanted:
         ctx.meta[ALL] = True
         ctx.get_help()  # which prints
         raise typer.Exit
+
+
+HELP_ALL = typer.Option(
+    "--help-all", callback=_show_all, is_eager=True, expose_value=False, help="Show every option and exit."
+)

@@ -3,28 +3,41 @@
 What stands in no panel is what people use, and what `--help` shows.
 """
 
+# ruff: noqa: RUF009  # a field is what `_option` makes
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from typer import Argument, Option
+import typer
 
 from depthscope.cli import completion
-from depthscope.cli.values import counted, folder, names, number, seed
+from depthscope.cli.values import folder, names, number, whole_number
 
 if TYPE_CHECKING:
     from depthscope.discovery import Hints
 
-_INPUT, _MODEL, _MEASURED, _REMEDY = "Input", "What you say of the model", "What is measured", "Remedy"
+_INPUT, _MODEL, _MEASURED = "Input", "What you say of the model", "What is measured"
 _LARGEST_ALPHA = 1000  # a remedy makes α smaller than 1; beyond this half precision overflows within a few blocks
 
 Loss = Literal["no", "if causal", "where there is one", "required"]
+Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 
 
-def _option(help: str, panel: str | None = None, *, name: str = "", **more: Any) -> Any:
-    return Option(*filter(None, [name]), help=help, rich_help_panel=panel, **more)
+def _option(metavar: str, help: str, panel: str | None = None, default: Any = None, **more: Any) -> Any:
+    """A field with its option: a `parser` reads and checks what is typed; `name` where it is not the field's."""
+    flags = [name] if (name := more.pop("name", "")) else []
+    made = typer.Option(*flags, metavar=metavar or None, help=help, rich_help_panel=panel, **more)
+    return field(default=default, metadata={"option": made})
+
+
+def _flag(name: str, help: str, panel: str | None = None) -> Any:
+    return _option("", help, panel, False, name=name)
+
+
+def _count(help: str, panel: str | None = None) -> Any:
+    return _option("N", help, panel, parser=whole_number(1))
 
 
 def _measures(text: str) -> str | list[str]:
@@ -53,52 +66,33 @@ def _parts(text: str) -> tuple[str, ...]:
     return choose_parts(text)
 
 
-def _tau(text: str) -> float | str:
-    try:
-        return text if text == "recommended" else number(0, 1)(text)
-    except ValueError:
-        raise ValueError(f"expected a number in [0, 1], or recommended, got {text!r}") from None
+_ARGUMENT = typer.Argument(
+    metavar="MODEL",
+    autocompletion=completion.models,
+    help="A family with random weights (bert, gpt2, vit, llama, encoder, …), hf:NAME_OR_FOLDER, or module:factory, a "
+    "function in your code that returns (model, inputs).",
+)
 
 
 @dataclass(frozen=True)
 class WeightOptions:
     """Which model. `None` means not asked for, so that what does not fit can be refused."""
 
-    model: Annotated[
-        str,
-        Argument(
-            metavar="MODEL",
-            autocompletion=completion.models,
-            help="A family with random weights (bert, gpt2, vit, llama, encoder, …), hf:NAME_OR_FOLDER (or a GGUF "
-            "file), module:factory, a function in your code that returns a model or (model, inputs), or, for probe, "
-            "states:FOLDER, hidden states that were saved.",
-        ),
-    ]
-    depth: Annotated[int | None, counted("Number of blocks, of a family.")] = None
-    width: Annotated[int | None, counted("Width of a token, of a family.", _MODEL)] = None
-    heads: Annotated[int | None, counted("Attention heads per block, of a family.", _MODEL)] = None
-    seed: Annotated[int, _option("Seed of random weights and input.", _INPUT, metavar="N", parser=seed)] = 0
-    device: Annotated[str, _option("Where to compute: cpu, cuda, cuda:1, mps.")] = "cpu"
-    dtype: Annotated[
-        Literal["float32", "float64", "bfloat16", "float16"] | None,
-        _option("float32, float64, bfloat16 or float16.", _MODEL, metavar="DTYPE"),
-    ] = None
-    blocks: Annotated[
-        str | None,
-        _option("Names of the blocks of an unknown model: 'encoder.layer.*'.", _MODEL, metavar="PATTERN"),
-    ] = None
-    part: Annotated[str | None, _option("The only part to look at: encoder, decoder, …", _MODEL, metavar="PART")] = None
-    out: Annotated[Path | None, _option("Save numbers, picture and report.", metavar="DIR", parser=folder)] = None
-    json: Annotated[bool, _option("Print one JSON object and nothing else.", name="--json")] = False
-    full: Annotated[bool, _option("Print every table and note, not twenty lines.", name="--full")] = False
-    trust_remote_code: Annotated[
-        bool, _option("Run code that comes with an hf: model.", _MODEL, name="--trust-remote-code")
-    ] = False
+    model: str = field(metadata={"option": _ARGUMENT})
+    depth: int | None = _count("Number of blocks, of a family.")
+    width: int | None = _count("Width of a token, of a family.", _MODEL)
+    heads: int | None = _count("Attention heads per block, of a family.", _MODEL)
+    seed: int = _option("N", "Seed of random weights and input.", _INPUT, 0, parser=whole_number(0))
+    device: str = _option("", "Where to compute: cpu, cuda, cuda:1, mps.", default="cpu")
+    dtype: Dtype | None = _option("DTYPE", "float32, float64, bfloat16 or float16.", _MODEL)
+    blocks: str | None = _option("PATTERN", "Names of the blocks of an unknown model: 'encoder.layer.*'.", _MODEL)
+    part: str | None = _option("PART", "The only part to look at: encoder, decoder, …", _MODEL)
+    out: Path | None = _option("DIR", "Save numbers, picture and report.", parser=folder)
+    json: bool = _flag("--json", "Print one JSON object and nothing else.")
+    full: bool = _flag("--full", "Print every table and note, not twenty lines.")
+    trust_remote_code: bool = _flag("--trust-remote-code", "Run code that comes with an hf: model.", _MODEL)
 
-    @property
-    def loss(self) -> Loss:
-        """Whether a language model is to be built with its head, so that it has a loss."""
-        return "no"
+    loss: ClassVar[Loss] = "no"  # whether a language model is to be built with its head, so that it has a loss
 
 
 @dataclass(frozen=True)
@@ -108,37 +102,18 @@ class ModelOptions(WeightOptions):
     usual_tokens: ClassVar[int] = 128
     usual_samples: ClassVar[int] = 8
 
-    text: Annotated[
-        Path | None, _option("Text to read, UTF-8; else Python's own manual.", metavar="FILE", parser=folder)
-    ] = None
-    tokens: Annotated[int | None, counted("Tokens per sequence; 128 (64 for paths) if it takes as many.")] = None
-    samples: Annotated[int | None, counted("Sequences or images; fewer beyond 4096 tokens.  [8; 2 for paths]")] = None
-    batch: Annotated[int | None, counted("Sequences at a time.  [8]", _INPUT)] = None
-    images: Annotated[
-        Path | None, _option("Images to see (png, jpg); else random ones.", _INPUT, metavar="DIR", parser=folder)
-    ] = None
-    token_axis: Annotated[
-        int | None,
-        _option(
-            "1 for activations (batch, n, d), 0 for (n, batch, d); else found by trying.",
-            _MODEL,
-            metavar="0|1",
-            min=0,
-            max=1,
-        ),
-    ] = None
-    causal: Annotated[
-        bool | None,
-        _option("Whether no token sees a later one; else found by trying.", _MODEL, name="--causal/--no-causal"),
-    ] = None
-    mask: Annotated[
-        str | None,
-        _option(
-            "The model's argument that is true for real tokens; ~ARGUMENT if it is true for padding.",
-            _MODEL,
-            metavar="ARGUMENT",
-        ),
-    ] = None
+    text: Path | None = _option("FILE", "Text to read, UTF-8; else Python's own manual.", parser=folder)
+    tokens: int | None = _count("Tokens per sequence; 128 (64 for paths) if it takes as many.")
+    samples: int | None = _count("Sequences or images; fewer beyond 4096 tokens.  [8; 2 for paths]")
+    batch: int | None = _count("Sequences at a time.  [8]", _INPUT)
+    images: Path | None = _option("DIR", "Images to see (png, jpg); else random ones.", _INPUT, parser=folder)
+    token_axis: int | None = _option(
+        "0|1", "1 for activations (batch, n, d), 0 for (n, batch, d).", _MODEL, min=0, max=1
+    )
+    causal: bool | None = _option(
+        "", "Whether no token sees a later one; else found by trying.", _MODEL, name="--causal/--no-causal"
+    )
+    mask: str | None = _option("NAME", "The model's argument that is true for real tokens (~NAME: padding).", _MODEL)
 
     @property
     def hints(self) -> Hints:
@@ -156,117 +131,56 @@ class ModelOptions(WeightOptions):
 class SpectraOptions(WeightOptions):
     """What a user asks of `depthscope spectra`."""
 
-    product: Annotated[
-        Literal["value-output", "query-key"], _option("Which product of weights: W_V W_O, or W_Q W_K\u1d40.")
-    ] = "value-output"
-    fold_norm: Annotated[
-        bool, _option("With the norm before attention (pre-norm models).", _MEASURED, name="--fold-norm")
-    ] = False
-    heads_only: Annotated[bool, _option("Leave out the whole block, which is slow.", name="--heads-only")] = False
+    product: Literal["value-output", "query-key"] = _option(
+        "", "Which product of weights: W_V W_O, or W_Q W_K\u1d40.", default="value-output"
+    )
+    heads_only: bool = _flag("--heads-only", "Leave out the whole block, which is slow.")
 
 
 @dataclass(frozen=True)
 class ProbeOptions(ModelOptions):
     """What a user asks of `depthscope probe`."""
 
-    measures: Annotated[
-        Any,
-        _option(
-            "verdict (what the verdict asks for), default (fewer), spectral, all, or names with commas.",
-            metavar="NAMES",
-            parser=_measures,
-        ),
-    ] = "verdict"
-    stations: Annotated[
-        Any,
-        _option(
-            "output, trunk, all, or names with commas (output is added).",
-            _MEASURED,
-            metavar="NAMES",
-            parser=_stations,
-            show_default="trunk,attention_input",
-        ),
-    ] = "trunk,attention_input"
-    exclude_tokens: Annotated[
-        Any,
-        _option("Tokens to leave out: indices such as 0,1.", _MEASURED, metavar="TOKENS", parser=_tokens),
-    ] = None
-    without: Annotated[
-        Any,
-        _option(
-            "Leave parts out of every block: skips, ffn, norms, or attention_skip, ffn_skip, cross_attention_skip, "
-            "ffn_step, ffn_linears; with commas.",
-            _MEASURED,
-            metavar="PARTS",
-            parser=_parts,
-        ),
-    ] = None
-    skip_loss: Annotated[
-        bool, _option("Also the loss without each block (language models).", _MEASURED, name="--skip-loss")
-    ] = False
-    skip_run: Annotated[int, counted("With --skip-loss: how many blocks in a row to skip.", _MEASURED)] = 1
-    gradients: Annotated[bool, _option("Also gradient norms.", _MEASURED, name="--gradients")] = False
-    depth_use: Annotated[
-        bool, _option("Also which blocks matter, as `depth` measures it.", _MEASURED, name="--depth-use")
-    ] = False
-    estimate: Annotated[
-        bool,
-        _option("Estimate the remedy of a collapsed model instead of measuring it.", _MEASURED, name="--estimate"),
-    ] = False
-    fail_on: Annotated[
-        list[str] | None,
-        _option(
-            'Exit with code 3 if it holds: "token_similarity>0.95" at the last block, or "… at block 12", "… in any '
-            'block". Can be repeated.',
-            metavar="CONDITION",
-        ),
-    ] = None
-
-    @property
-    def loss(self) -> Loss:
-        """Skipping blocks changes a loss; the use of depth can do without."""
-        return "required" if self.skip_loss else "where there is one" if self.depth_use else "no"
+    measures: Any = _option(
+        "NAMES", "verdict (what it asks for), default, spectral, all, or names.", default="verdict", parser=_measures
+    )
+    stations: Any = _option(
+        "NAMES",
+        "output, trunk, all, or names with commas (output is added).",
+        _MEASURED,
+        "trunk,attention_input",
+        parser=_stations,
+        show_default="trunk,attention_input",
+    )
+    exclude_tokens: Any = _option("TOKENS", "Tokens to leave out: indices such as 0,1.", _MEASURED, parser=_tokens)
+    without: Any = _option(
+        "PARTS",
+        "Leave parts out of every block: skips, ffn, norms, or attention_skip, ffn_skip, cross_attention_skip, "
+        "ffn_step, ffn_linears; with commas.",
+        _MEASURED,
+        parser=_parts,
+    )
+    gradients: bool = _flag("--gradients", "Also gradient norms.", _MEASURED)
+    estimate: bool = _flag("--estimate", "Estimate the remedy of a collapsed model; do not measure it.", _MEASURED)
+    fail_on: list[str] | None = _option(
+        "CONDITION",
+        'Exit with code 3 if it holds: "token_similarity>0.95" at the last block, or "… at block 12", "… in any '
+        'block". Can be repeated.',
+    )
 
 
 @dataclass(frozen=True)
 class FixOptions(ModelOptions):
     """What a user asks of `depthscope fix`."""
 
-    tau: Annotated[
-        Any,
-        _option("De-escalate so strongly: a number in [0, 1], or recommended, measured.", metavar="TAU", parser=_tau),
-    ] = None
-    at: Annotated[
-        Literal["input", "after_attention", "ffn_input", "output"],
-        _option("Station of the residual stream where the mean is taken out.", _REMEDY),
-    ] = "output"
-    mixing: Annotated[
-        Literal["auto", "full", "prefix", "ema"],
-        _option("Which mean; auto: full, or prefix in causal models.", _REMEDY),
-    ] = "auto"
-    level: Annotated[
-        float | None,
-        _option(
-            "Similarity that the recommended τ is to hold.  [that at the entrance, 0.1 to 0.5]",
-            _REMEDY,
-            metavar="SIMILARITY",
-            parser=number(0, 1, ends=False),
-        ),
-    ] = None
-    alpha: Annotated[
-        float | None,
-        _option(
-            "Weight of both branches; else 1, or what is recommended.",
-            _REMEDY,
-            metavar="ALPHA",
-            parser=number(0, _LARGEST_ALPHA),
-        ),
-    ] = None
+    loss: ClassVar[Loss] = "if causal"  # shown before and after
 
-    @property
-    def loss(self) -> Loss:
-        """Shown before and after, where there is one."""
-        return "if causal"
+    tau: Any = _option(
+        "TAU", "De-escalate so strongly: 0 to 1, or recommended, measured.", parser=number(0, 1, "recommended")
+    )
+    alpha: float | None = _option(
+        "ALPHA", "Weight of both branches; else 1, or what is recommended.", parser=number(0, _LARGEST_ALPHA)
+    )
 
 
 @dataclass(frozen=True)
@@ -276,22 +190,18 @@ class PathsOptions(ModelOptions):
     usual_tokens: ClassVar[int] = 64
     usual_samples: ClassVar[int] = 2
 
+    by_head: bool = _flag("--by-head", "Also which heads carry the paths of each length.")
+    with_loss: bool = _flag("--loss", "Also the loss without the paths of each length (language models).")
+
+    @property
+    def loss(self) -> Loss:  # type: ignore[override]  # leaving out paths changes a loss
+        return "required" if self.with_loss else "no"
+
 
 @dataclass(frozen=True)
 class DepthOptions(ModelOptions):
     """What a user asks of `depthscope depth`."""
 
-    quick: Annotated[bool, _option("One pass alone: no logit lens, no skipped blocks.", name="--quick")] = False
-    skips: Annotated[
-        bool | None,
-        _option(
-            "What becomes of later blocks, output and loss without each block: a pass per block.  [--skips]",
-            _MEASURED,
-            name="--skips/--no-skips",
-        ),
-    ] = None
+    loss: ClassVar[Loss] = "where there is one"  # the lens reads the head, and skipping changes a loss
 
-    @property
-    def loss(self) -> Loss:
-        """The lens reads the head, and skipping changes a loss."""
-        return "where there is one"
+    quick: bool = _flag("--quick", "One pass alone: no logit lens, no skipped blocks.")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import fields
+import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from depthscope.cli.depth import save_use, use_of
+from depthscope.cli.command import Finished, as_command, call, prepared
+from depthscope.cli.console import sparkline
 from depthscope.cli.options import ProbeOptions
-from depthscope.cli.reporting import call
-from depthscope.cli.running import Finished, Prepared, as_command, prepared
 from depthscope.files import write_folder
 from depthscope.interruption import attempt, was_stopped
 from depthscope.interruption import notes as of_interruption
@@ -18,49 +17,66 @@ from depthscope.sealed import record_writer
 
 if TYPE_CHECKING:
     import pandas as pd
-    from torch import nn
 
     from depthscope.conditions import Condition
     from depthscope.diagnosis import Diagnosis
     from depthscope.probing import Profile
-    from depthscope.usage import DepthUse
 
-_OF_USE = ("table", "summary", "metadata")  # its sentences are among those of the diagnosis
-STATES = "states:"  # then a folder of hidden states, without a model
-_OF_STATES = {"model", "out", "json", "full", "measures", "stations", "exclude_tokens", "causal"}  # what means
-_OF_STATES |= {"samples", "estimate", "fail_on", "seed", "skip_run"}  # something there
-_PLAIN = {"gradients": False, "without": ()}
+_GATE = "--fail-on"
+_BY_BLOCK = ("token_similarity", "direction_similarity", "cosine_similarity", "effective_rank",
+             "queries_keys_gradient", "values_output_gradient")  # fmt: skip
 
 
 @as_command
 def probe(options: ProbeOptions) -> Finished:
     """Measure a Transformer block by block: how alike its tokens become, where, and what is left."""
-    from depthscope.cli.fail_on import failures
+    from depthscope.conditions import parse_condition
+    from depthscope.diagnosis.summary import of_profile
+    from depthscope.measures import GRADIENTS, choose_measures
 
-    conditions = _conditions(options)
-    if options.skip_run != 1 and not options.skip_loss:
-        raise ValueError(f"--skip-run {options.skip_run} goes with --skip-loss; give both or neither")
-    if options.depth_use and options.skip_loss and options.skip_run == 1:
-        raise ValueError("--depth-use skips single blocks as well: leave --skip-loss out, or give --skip-run 2 or more")
-    if options.without and (options.depth_use or options.skip_loss):
-        other = "--depth-use" if options.depth_use else "--skip-loss"
-        raise ValueError(f"{other} is of the whole model; leave it or --without out")
-    if options.model.startswith(STATES):
-        profile, skipped, used, diagnosis = _measure_states(options)
-    else:
-        profile, skipped, used, diagnosis = _measure(options)
+    measured = choose_measures(options.measures) + (GRADIENTS if options.gradients else ())
+    conditions = [parse_condition(text, measured, _GATE) for text in options.fail_on or []]
+    asked = {name: getattr(options, name) for name in ("measures", "stations", "exclude_tokens", "gradients")}
+    asked["without"] = options.without or ()
+    profile, diagnosis = _measure(options, asked)
     return Finished(
-        document=lambda: as_json(profile, diagnosis, skipped, used),
-        show=lambda: _show(profile, skipped, used, diagnosis, full=options.full),
-        save=lambda folder: _save(profile, skipped, used, diagnosis, folder),
-        python=_in_python(options),
+        document=as_json(profile, diagnosis),
+        summary=of_profile(profile, diagnosis),
+        save=lambda folder: _save(profile, diagnosis, folder),
+        python=call("probe", "model, inputs", {**asked, **options.hints}),
+        tables=_tables(profile),
+        findings=diagnosis.findings,
         failed=lambda: failures(profile, conditions),
     )
 
 
-def as_json(
-    profile: Profile, diagnosis: Diagnosis, skipped: pd.DataFrame | None = None, used: DepthUse | None = None
-) -> dict[str, Any]:
+def _measure(options: ProbeOptions, asked: dict[str, Any]) -> tuple[Profile, Diagnosis]:
+    """Probes and judges; where a remedy is called for, it is measured."""
+    from depthscope.diagnosis import diagnose
+    from depthscope.diagnosis.fixing import best
+    from depthscope.remedies import applied
+    from depthscope.remedies.record import expression, recorded
+
+    with prepared(options) as ready:
+        scope, progress = ready.scope, ready.progress
+        profile = scope.probe(**asked, progress=progress("probing", ready.pieces(scope.depth_of_model)))
+        saved_with = [] if applied(scope.model) else [expression(item.remedy) for item in recorded(scope.model)]
+        named = f"saved with {', '.join(saved_with)}, measured without"
+        more = [f"{named}: depthscope.remedies.restore(model) puts it back"] if saved_with else []
+        ready.describe(profile.metadata, *more)
+        found = None
+        if not options.estimate and not was_stopped():
+            found = attempt(
+                "a measured remedy",
+                lambda: diagnose(profile, measure=lambda: best(scope, profile, progress("trying remedies", None))),
+            )
+        found = found or diagnose(profile)
+        notes = profile.metadata["notes"]
+        notes += [note for note in of_interruption() if note not in notes]
+        return profile, found
+
+
+def as_json(profile: Profile, diagnosis: Diagnosis) -> dict[str, Any]:
     """What `--json` prints: the verdict, and the curves at `output`, mean over samples."""
     metadata = profile.metadata
     found = {
@@ -76,118 +92,65 @@ def as_json(
         found["entrances"] = {
             part: {name: profile.curve(name, part=part)[0] for name in profile.names()} for part in profile.parts
         }
-    if skipped is not None:
-        found["skip_loss"] = skipped.to_dict("records")
-    if used is not None:
-        found["depth_use"] = {name: value for name, value in used.to_dict().items() if name in _OF_USE}
     return found
 
 
-def _wishes(options: ProbeOptions) -> dict[str, Any]:
-    """What `Scope.probe` is asked for."""
-    return {
-        "measures": options.measures,
-        "stations": options.stations,
-        "exclude_tokens": options.exclude_tokens,
-        "gradients": options.gradients,
-        "without": options.without or (),
-    }
+def _tables(profile: Profile) -> dict[str, pd.DataFrame]:
+    """What `--full` adds: every measure as a curve, and the main ones block by block."""
+    import pandas as pd
+
+    from depthscope.measures import MEASURES
+
+    here, curves = set(profile.names()), {}
+    for station, name in profile.frame[["station", "measure"]].drop_duplicates().itertuples(index=False, name=None):
+        measure = MEASURES.get(name)
+        if (measure is not None and measure.is_name) or (station != "output" and name in here):
+            continue  # a number that has no mean
+        for part in profile.parts:
+            curve = profile.curve(name, station, part)
+            defined = [value for value in curve if not math.isnan(value)] or [math.nan]
+            low, high = (0.0, 1.0) if measure is not None and measure.is_share else (min(defined), max(defined))
+            flat = high - low <= 1e-5 * max(abs(low), abs(high))
+            label = " ".join(word for word in (name, "" if station == "output" else f"({station})", part) if word)
+            curves[label] = sparkline(curve, low, low if flat else high, 24), defined[0], defined[-1]
+    columns = [(name, "output", name) for name in _BY_BLOCK if name in here]
+    if profile.metadata.get("placement") not in (None, "post"):  # what norms make for the branches to read
+        read = (("attention_input", "attention reads"), ("ffn_input", "FFN reads"))
+        columns += [("token_similarity", at, label) for at, label in read if "token_similarity" in profile.names(at)]
+    parts = []
+    for part, (first, last) in profile.parts.items():
+        blocks = [f"{part} {block}" if part else str(block) for block in ("in", *range(first, last + 1))]
+        rows = {label: profile.curve(name, at, part) for name, at, label in columns}
+        parts.append(pd.DataFrame(rows, index=blocks))
+    made = pd.DataFrame.from_dict(curves, orient="index", columns=["before block 1 to the last", "first", "last"])
+    return {"every measure": made, "every block": pd.concat(parts)}
 
 
-def _in_python(options: ProbeOptions) -> str:
-    """The call that measures the same of a model and inputs that are at hand, or of states."""
-    if options.model.startswith(STATES):
-        wishes = {name: getattr(options, name) for name in ("measures", "exclude_tokens", "causal", "samples")}
-        return call("profile_of", repr(options.model.removeprefix(STATES)), wishes, {"causal": None, "samples": None})
-    return call("probe", "model, inputs", {**_wishes(options), **options.hints}, _PLAIN)
+def failures(profile: Profile, conditions: list[Condition]) -> Iterator[str]:
+    """One sentence per condition of `--fail-on` that holds; at the last block, one per part.
+
+    A gate must not pass because there was nothing to compare: an undefined value where it is asked is an error.
+    """
+    from depthscope.conditions import asked_blocks, find, station_of
+
+    lasts = [last for _, last in profile.parts.values()]
+    for condition in conditions:
+        rows = profile.frame[profile.frame["measure"] == condition.measure]
+        station = station_of(condition, [str(name) for name in rows["station"].unique()])
+        there = sorted(int(block) for block in rows.loc[rows["station"] == station, "block"].unique())
+        curve = profile.curve(condition.measure, station)
+        asked = asked_blocks(condition, there, lasts)
+        if undefined := [block for block in asked if math.isnan(curve[block])]:
+            raise ValueError(f"{_GATE} cannot be decided: {condition.measure} is undefined at block {undefined[0]}")
+        if not asked:
+            raise ValueError(f"{_GATE} cannot be decided: {condition.measure} is in no block")
+        values = {block: curve[block] for block in there}
+        for last in [[last] for last in lasts] if condition.blocks == "last" else [lasts]:
+            if (found := find(condition, values, last)) is not None:
+                yield f"{condition} holds: {found.value:.6g} {found.where}"
 
 
-def _conditions(options: ProbeOptions) -> list[Condition]:
-    from depthscope.cli.fail_on import OPTION
-    from depthscope.conditions import parse_condition
-    from depthscope.measures import GRADIENTS, choose_measures
-
-    measured = choose_measures(options.measures) + (GRADIENTS if options.gradients else ())
-    return [parse_condition(text, measured, OPTION) for text in options.fail_on or []]
-
-
-def _measure(options: ProbeOptions) -> tuple[Profile, pd.DataFrame | None, DepthUse | None, Diagnosis]:
-    """Loads the model, makes its input, probes and judges; where a remedy is called for, it is measured."""
-    from depthscope.diagnosis import diagnose
-    from depthscope.diagnosis.fixing import best
-    from depthscope.remedies import Recommendation
-
-    with prepared(options) as ready:
-        scope, progress = ready.scope, ready.progress
-        profile = scope.probe(**_wishes(options), progress=progress("probing", ready.pieces(scope.depth_of_model)))
-        used = attempt("--depth-use", lambda: use_of(ready)) if options.depth_use else None
-        skipped = attempt("--skip-loss", lambda: _skipped(ready, options.skip_run)) if options.skip_loss else None
-        ready.describe(profile.metadata, *_saved_remedies(scope.model))
-
-        def measure() -> Recommendation:
-            return best(scope, profile, progress("trying remedies", None))
-
-        def judged(chosen: Callable[[], Recommendation] | None = None) -> Diagnosis:
-            return diagnose(profile, measure=chosen)
-
-        found = None if options.estimate or was_stopped() else attempt("a measured remedy", lambda: judged(measure))
-        found = found or judged()
-        notes = profile.metadata["notes"]
-        notes += [note for note in of_interruption() if note not in notes]
-        return profile, skipped, used, found
-
-
-def _measure_states(options: ProbeOptions) -> tuple[Profile, None, None, Diagnosis]:
-    """Of hidden states that somebody has saved: nothing is run, and no remedy can be tried."""
-    from depthscope.cli.running import show_progress
-    from depthscope.diagnosis import diagnose
-    from depthscope.probing import profile_of
-
-    for option in fields(options):
-        if option.name not in _OF_STATES and getattr(options, option.name) != option.default:
-            name = option.name.replace("_", "-")
-            raise ValueError(f"--{name} needs a model, and {options.model!r} has hidden states alone; leave it out")
-    with show_progress(not options.json) as progress:
-        profile = profile_of(
-            options.model.removeprefix(STATES),
-            measures=options.measures,
-            exclude_tokens=options.exclude_tokens,
-            causal=options.causal,
-            samples=options.samples,
-            progress=progress("measuring", None),
-        )
-    return profile, None, None, diagnose(profile)
-
-
-def _skipped(ready: Prepared, run: int) -> pd.DataFrame:
-    rows = ready.scope.depth_of_model - run + 1
-    return ready.scope.skip_loss(run=run, progress=ready.progress("skipping blocks", rows))
-
-
-def _saved_remedies(model: nn.Module) -> list[str]:
-    """A model that was saved with remedies is loaded without them."""
-    from depthscope.remedies import applied
-    from depthscope.remedies.record import expression, recorded
-
-    missing = [expression(item.remedy) for item in recorded(model)] if not applied(model) else []
-    named = ", ".join(missing)
-    return [f"saved with {named}, measured without: depthscope.remedies.restore(model) puts it back"] if missing else []
-
-
-def _show(
-    profile: Profile, skipped: pd.DataFrame | None, used: DepthUse | None, diagnosis: Diagnosis, *, full: bool
-) -> None:
-    from depthscope.cli.display import show, show_profile
-    from depthscope.diagnosis.summary import of_profile
-
-    show(of_profile(profile, diagnosis, used, skipped), full=full, rest="every measure of every block")
-    if full:
-        show_profile(profile, diagnosis, skipped, used)
-
-
-def _save(
-    profile: Profile, skipped: pd.DataFrame | None, used: DepthUse | None, diagnosis: Diagnosis, folder: Path
-) -> None:
+def _save(profile: Profile, diagnosis: Diagnosis, folder: Path) -> None:
     """All files or, on a full disk, none; a picture that cannot be drawn does not cost the profile."""
     from depthscope.diagnosis import reference_for
     from depthscope.probing.saved import MADE_OF_A_PROFILE, writers
@@ -196,8 +159,6 @@ def _save(
         "profile.png": lambda path: profile.plot(reference=reference_for(profile)).savefig(path, dpi=160),
         "diagnosis.json": record_writer("diagnosis", 1, diagnosis.to_dict()),
     }
-    if skipped is not None:
-        made["skip_loss.csv"] = lambda path: skipped.to_csv(path, index=False)
     try:
         every = writers(profile.frame, profile.sinks, profile.metadata, made)
         write_folder(folder, every, obsolete=MADE_OF_A_PROFILE)
@@ -206,5 +167,3 @@ def _save(
     except Exception:
         profile.save(folder)
         raise
-    if used is not None:
-        save_use(used, folder)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from depthscope.cli.reporting import say_damaged
+from depthscope.cli.command import say_damaged
 from depthscope.cli.values import folder
 from depthscope.files import require_writable
 from depthscope.naming import visible

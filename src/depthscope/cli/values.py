@@ -1,4 +1,4 @@
-"""What is typed after an option, read and checked: whole numbers, files and folders, names separated by commas."""
+"""What is typed after an option, read and checked: numbers, files and folders, names separated by commas."""
 
 from __future__ import annotations
 
@@ -15,34 +15,30 @@ _GREATEST = 2**63 - 1  # what torch counts with, and takes as a seed
 def whole_number(least: int) -> Callable[[str | int], int]:
     """What reads a number of at least so much, as large as torch can count."""
 
-    def read(given: str | int) -> int:
+    def read(text: str | int) -> int:
         try:
-            number = int(given)
+            number = int(text)
         except ValueError:
             number = -1
         if not least <= number <= _GREATEST:
-            raise ValueError(f"expected a whole number from {least} to {_GREATEST}, got {given!r}")
+            raise ValueError(f"expected a whole number from {least} to {_GREATEST}, got {text!r}")
         return number
 
     return read
 
 
-seed = whole_number(0)  # that torch takes
-count_of_seeds = whole_number(1)  # from 0 on
+def number(least: float, most: float, besides: str = "") -> Callable[[str | float], Any]:
+    """What reads a number in [least, most], or one word `besides`."""
 
-
-def number(least: float, most: float, *, ends: bool = True) -> Callable[[str | float], float]:
-    """What reads a number in [least, most]; without `ends` the two are no value themselves."""
-    wanted = f"a number in [{least:g}, {most:g}]" if ends else f"a number between {least:g} and {most:g}"
-
-    def read(given: str | float) -> float:
+    def read(text: str | float) -> float | str:
         try:
-            value = float(given)
+            value = float(text)
         except ValueError:
             value = math.nan
-        if not (least <= value <= most) or (not ends and value in (least, most)):
-            raise ValueError(f"expected {wanted}, got {given!r}")
-        return value
+        if text != besides and not least <= value <= most:
+            wanted = f"a number in [{least:g}, {most:g}]" + (f", or {besides}" if besides else "")
+            raise ValueError(f"expected {wanted}, got {text!r}")
+        return besides if text == besides else value
 
     return read
 

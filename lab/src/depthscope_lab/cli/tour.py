@@ -15,80 +15,61 @@ from typing import Annotated
 
 import typer
 
-from depthscope.cli.running import ending_in_order
+from depthscope.cli.command import ending_in_order
 from depthscope.cli.values import folder
 from depthscope.exit_codes import Terminated
 
-EXTRAS = {"transformers": "huggingface", "altair": "report", "matplotlib": "figures"}
 CUT_SHORT = 1  # how the tour ends if a chapter failed
 
 
 @dataclass(frozen=True)
 class Chapter:
-    """One command, and what it is to show. `needs`: modules without which it is left out."""
+    """One command, and what it is to show."""
 
     title: str
     about: str
-    command: tuple[str, ...]
+    command: str
     keeps: str = ""  # the folder, in that of the tour, where its results are
-    needs: tuple[str, ...] = ()
 
 
 def chapters(quick: bool) -> Iterator[Chapter]:
     """The story, in order; `quick`: with models that are small enough for a test."""
     from depthscope_lab.papers.subjects import minilm
 
-    bert: tuple[str, ...] = (
-        "bert",
-        "--depth",
-        "4" if quick else "100",
-        "--tokens",
-        "16" if quick else "64",
-        "--samples",
-        "2",
-    )
-    bert = (*bert, "--width", "64") if quick else bert
-    blocks = bert[2]
+    size = "--depth 4 --tokens 16 --width 64" if quick else "--depth 100 --tokens 64"
     yield Chapter(
         "Do tokens grow alike with depth?",
         "Three models with random weights read the same 64 tokens. In the classic form (post-norm) all tokens become "
         "equal; de-escalated, with the tokens' mean subtracted after every block, it keeps them different.",
-        ("demo", "--depth", "12" if quick else "60"),
+        f"demo --depth {12 if quick else 60}",
     )
     yield Chapter(
-        f"BERT with {blocks} blocks: does it collapse, and can its attention learn?",
+        f"BERT with {4 if quick else 100} blocks: does it collapse, and can its attention learn?",
         "The verdict says when, which step is to blame, and in how many blocks attention can learn: where tokens are "
         "alike, the gradient of queries and keys vanishes, while that of values and output stays.",
-        ("probe", *bert, "--gradients", "--estimate"),
-        keeps="bert",
-        needs=("transformers",),
+        f"probe bert {size} --samples 2 --gradients --estimate",
+        "bert",
     )
     yield Chapter(
         "The same BERT, de-escalated",
         "De-escalation subtracts a part τ of the tokens' mean after every block, here one half. All else is as it was.",
-        ("fix", *bert, "--tau", "0.5", "--alpha", "1"),
-        keeps="bert-fixed",
-        needs=("transformers",),
+        f"fix bert {size} --samples 2 --tau 0.5 --alpha 1",
+        "bert-fixed",
     )
     yield Chapter(
         "Does it train? Three Vision Transformers on handwritten digits",
         "Post-norm, pre-norm and de-escalated, the same data and steps: one run each, at the recipe's learning rates, "
         "which are not tuned. It shows how a comparison is made; what holds over seeds is in docs/studies.",
-        (
-            *("compare", "vit-digits", "--variants", "post,pre,deescalated", "--seeds", "1", "--jobs", "2"),
-            *("--depths", "2" if quick else "24", "--steps", "4" if quick else "110"),
-            *(("--width", "16") if quick else ()),
-        ),
-        keeps="digits",
-        needs=("sklearn", "accelerate", "matplotlib"),
+        "compare vit-digits --variants post,pre,deescalated --seeds 1 --jobs 2 "
+        + ("--depths 2 --steps 4 --width 16" if quick else "--depths 24 --steps 110"),
+        "digits",
     )
     for trained in minilm():
         yield Chapter(
             "A real model: MiniLM, a pretrained BERT of 6 blocks",
             "What random weights do is not what trained weights do: read its verdict beside that of the fresh BERT.",
-            ("probe", f"hf:{trained.folder}", "--samples", "2" if quick else "8"),
-            keeps="minilm",
-            needs=("transformers",),
+            f"probe {shlex.quote(f'hf:{trained.folder}')} --samples {2 if quick else 8}",
+            "minilm",
         )
 
 
@@ -100,31 +81,28 @@ def tour(
     quick: Annotated[bool, typer.Option("--quick", help="Tiny models: seconds, and less to see.")] = False,
 ) -> None:
     """See the whole story in a few minutes: a collapse, its cause, its repair, training, and a real model."""
+    from depthscope.cli.command import require_writable
     from depthscope.cli.console import Screen
-    from depthscope.cli.running import require_writable
 
     require_writable(out)
     console, kept, failed = Screen(), [], []
-    story = list(chapters(quick))
-    began = time.monotonic()
+    story, began = list(chapters(quick)), time.monotonic()
     for number, chapter in enumerate(story, 1):
-        console.print(f"\n[bold]{number} of {len(story)}: {chapter.title}[/bold]", markup=True)
+        title = f"{number} of {len(story)}: {chapter.title}"
+        console.print()
+        console.say(title, styles={title: "bold"})
         console.say(chapter.about)
-        if absent := [name for name in chapter.needs if find_spec(name) is None]:
-            how = f"'depthscope[{EXTRAS[absent[0]]}]'" if absent[0] in EXTRAS else "./lab, in a checkout"
-            console.say(f"Left out: it needs {absent[0]} (pip install {how}).")
-            continue
         place = ["--out", str(out / chapter.keeps)] if chapter.keeps else []
-        if _run([*chapter.command, *place]) != 0:
+        if _run([*shlex.split(chapter.command), *place]) != 0:
             failed.append(chapter.title)
         elif chapter.keeps:
-            kept.append(out / chapter.keeps)
+            kept.append(str(out / chapter.keeps))
     console.print(f"\nThe tour took {time.monotonic() - began:.0f} s.")
     if failed:
         console.say(f"Failed: {'; '.join(failed)}.")
     if kept and find_spec("altair") is None:
         console.say("Without a page: that needs altair (pip install 'depthscope[report]').")
-    elif kept and _run(["report", *map(str, kept), "--out", str(out), "--title", "A tour of depth"]) != 0:
+    elif kept and _run(["report", *kept, "--out", str(out), "--title", "A tour of depth"]) != 0:
         failed.append("the page")
     if failed:
         raise typer.Exit(CUT_SHORT)
@@ -144,5 +122,5 @@ def _run(arguments: list[str]) -> int:
             try:
                 process.wait()
             finally:
-                process.kill()  # told twice, we do not wait
+                process.kill()  # at a second signal we do not wait
             raise

@@ -6,141 +6,148 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from depthscope.cli.reporting import add_report
+from depthscope.cli.command import add_report
+from depthscope.cli.documents import print_document
 from depthscope.cli.values import folder
 from depthscope.exit_codes import ExitCode
 from depthscope.files import require_writable
+from depthscope.naming import visible
 from depthscope.report.formats import folder_name
-from depthscope_lab.cli import completion
 from depthscope_lab.cli import settings as options
-from depthscope_lab.cli.train_display import show_estimate, show_list, show_outcome
-from depthscope_lab.training.config import TrainingConfig
+from depthscope_lab.training.config import TrainingConfig, field_help
+from depthscope_lab.training.recipes import RECIPES
 from depthscope_lab.training.run import NonFiniteLoss, Run
+from depthscope_lab.training.settings import written
+from depthscope_lab.training.variants import VARIANTS
 
 if TYPE_CHECKING:
     from depthscope_lab.training.run import Outcome
     from depthscope_lab.training.task import Task
 
-_DEFAULT_OUT = Path("depthscope-runs")
+_RULE = 'Stop, with exit code 3, if it holds: "token_similarity>0.99 for 3" watched steps. Can be repeated.'
 
 
 def train(
     recipe: Annotated[
         str | None,
         typer.Argument(
-            metavar="RECIPE", help="Without one, the recipes are listed.", autocompletion=completion.recipes
+            metavar="RECIPE", help="Without one, recipes are listed.", autocompletion=options.complete_recipe
         ),
     ] = None,
     variant: Annotated[
         str,
         typer.Option(
             metavar="VARIANT",
-            autocompletion=completion.variants,
-            help="post, pre, deescalated, … (the list without RECIPE has them all), also composed: "
-            "'deescalated(tau=0.5)', 'post@xavier'.",
+            autocompletion=options.complete_variant,
+            help="post, pre, deescalated, … (listed without RECIPE), also composed: 'deescalated(tau=0.5)'.",
         ),
     ] = "deescalated",
-    depth: Annotated[int | None, options.setting("depth")] = None,
+    depth: options.Depth = None,
     width: options.Width = None,
     batch_size: options.BatchSize = None,
     lr: options.Lr = None,
     epochs: options.Epochs = None,
     steps: options.Steps = None,
-    seed: Annotated[int | None, options.setting("seed")] = None,
+    seed: options.Seed = None,
     settings: options.Set = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", parser=folder, help="Where the run is kept; by default a folder in depthscope-runs."
-        ),
+        Path | None, typer.Option(metavar="DIR", parser=folder, help="By default a folder in depthscope-runs.")
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in --out; from the start if there is none.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List every setting, size and number of steps; train nothing.")
+        bool, typer.Option("--dry-run", help="List every setting, and the cost; train nothing.")
     ] = False,
-    stop_if: options.StopIf = None,
-    warn_if: options.WarnIf = None,
+    stop_if: Annotated[list[str] | None, typer.Option(metavar="RULE", help=_RULE)] = None,
     data: options.Data = None,
-    allow_incomplete: options.AllowIncomplete = False,
     cpu: options.Cpu = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, and all else on stderr.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Train a deep Transformer in some variant, on one device or under torchrun.
 
     Stopped by Ctrl-C or SIGTERM it saves its work first; the same command with --resume goes on as if nothing
     had happened. Stopped by a rule of --stop-if it keeps the last good checkpoint too, and names it.
     """
-    every_day = options.given(
+    changes = options.given(
         depth=depth, width=width, batch_size=batch_size, lr=lr, epochs=epochs, steps=steps, seed=seed
     )
     if recipe is None:
-        if every_day or any((settings, out, resume, dry_run, stop_if, warn_if, data, allow_incomplete, cpu)):
+        if changes or any((settings, out, resume, dry_run, stop_if, data, cpu)):
             raise ValueError("expected a recipe before its options; `depthscope train` alone lists them")
-        show_list(as_json)
+        _list(as_json)
         return
-    of_config, of_run = options.separated(recipe, settings, cpu, stop_if, warn_if)
-    config = options.configured(recipe, variant, of_config | every_day)
-    place = out or _DEFAULT_OUT / f"{config.recipe}-{folder_name(config.variant)}-{config.depth}-seed{config.seed}"
-    run = Run(place, resume, **of_run)
-    if run.stop_if or run.warn_if:
-        from depthscope_lab.training.observation import require_rules
-
-        require_rules(run)
+    of_config, of_run = options.separated(recipe, settings, cpu, stop_if)
+    config = options.configured(recipe, variant, of_config | changes)
+    name = f"{config.recipe}-{folder_name(config.variant)}-{config.depth}-seed{config.seed}"
+    run = Run(out or Path("depthscope-runs") / name, resume, **of_run)
     processes, rank = _place_among_processes()
+    from depthscope_lab.training.loading import make_empty_task, make_task
+
     if dry_run:
         from depthscope_lab.training.building import remedies_of
 
         remedies_of(config)  # refuses options that the run would refuse
-        whole = data is None and not allow_incomplete
-        show_estimate(config, run, processes, as_json, lambda: _task(config, data, allow_incomplete, empty=whole))
+        _show_cost(
+            config,
+            run,
+            processes,
+            as_json,
+            lambda: make_empty_task(config) if data is None else make_task(config, data),
+        )
         return
     if rank == 0:
         require_writable(run.out)
-    outcome = _run(config, run, processes, rank == 0, as_json, lambda: _task(config, data, allow_incomplete))
+    outcome = _train(config, run, processes, rank == 0, as_json, lambda: make_task(config, data))
     if rank == 0:
         add_report(run.out, "train")
     if outcome.stopped is not None:
         raise typer.Exit(ExitCode.GATE)
 
 
-def _task(config: TrainingConfig, data: str | None, allow_incomplete: bool, *, empty: bool = False) -> Task:
-    """`empty`: as many steps as the complete dataset has, which is not read."""
-    from depthscope_lab.training.loading import make_empty_task, make_task
-
-    return make_empty_task(config) if empty else make_task(config, data, allow_incomplete=allow_incomplete)
-
-
-def _run(
+def _train(
     config: TrainingConfig, run: Run, processes: int, main: bool, as_json: bool, make_task: Callable[[], Task]
 ) -> Outcome:
+    """Trains, and says how it ended: a line, on stderr if it was not the end, or an object of JSON."""
     from depthscope_lab.training.display import Display, Terminal
     from depthscope_lab.training.estimate import require_fits
     from depthscope_lab.training.loop import train
 
     parameters = require_fits(config, processes, cpu=run.cpu).parameters
     display = Terminal() if main else Display()
+    about = {"recipe": config.recipe, "variant": config.variant, "blocks": config.depth, "parameters": parameters}
+    about["out"] = str(run.out)
     with redirect_stdout(sys.stderr) if as_json else nullcontext():  # a library's prints are no JSON
         task = make_task()
         if note := getattr(getattr(task, "data", None), "note", ""):
             display.say(f"note: {note}")
         display.say(f"{config.recipe}, {config.variant}, {config.depth} blocks, {parameters:,} parameters → {run.out}")
-        outcome: Outcome | NonFiniteLoss
+        failed = None
         try:
             outcome = train(task, config, run, display=display)
         except NonFiniteLoss as error:
-            outcome = error
-    if main:
-        about = {"recipe": config.recipe, "variant": config.variant, "blocks": config.depth, "parameters": parameters}
-        show_outcome(outcome, as_json, {**about, "out": str(run.out)})
-    if isinstance(outcome, NonFiniteLoss):
+            failed = str(error)
+    if failed is not None:
+        if main and as_json:
+            nothing = dict.fromkeys(("step", "total_steps", "checkpoint", "signal", "stopped"))
+            print_document("train", {**about, **nothing, "metrics": {}, "failed": failed})
+        if main:
+            print("depthscope:", visible(failed), file=sys.stderr)
         raise typer.Exit(ExitCode.NOT_FINITE)
+    if main and as_json:
+        checkpoint = None if outcome.checkpoint is None else str(outcome.checkpoint)
+        print_document("train", {**about, **asdict(outcome), "checkpoint": checkpoint, "failed": None})
+    if main and (early := outcome.how_it_ended_early) is not None:
+        print(f"depthscope: {early}", file=sys.stderr)
+    elif main and not as_json:
+        numbers = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in outcome.metrics.items())
+        print(f"done: {outcome.step} steps, {numbers}; {visible(str(outcome.checkpoint))}")
     if outcome.signal is not None:
         sys.exit(128 + outcome.signal)
     return outcome
@@ -148,12 +155,56 @@ def _run(
 
 def _place_among_processes() -> tuple[int, int]:
     """How many processes there are, and which of them this is; torchrun says both in the environment."""
-    given = {name: os.environ.get(name, alone) for name, alone in (("WORLD_SIZE", "1"), ("RANK", "0"))}
+    said = {name: os.environ.get(name, alone) for name, alone in (("WORLD_SIZE", "1"), ("RANK", "0"))}
     try:
-        size, rank = map(int, given.values())
+        size, rank = map(int, said.values())
     except ValueError:
         size, rank = 0, 0
     if not 0 <= rank < size:
-        found = ", ".join(f"{name}={text!r}" for name, text in given.items())
+        found = ", ".join(f"{name}={text!r}" for name, text in said.items())
         raise ValueError(f"expected WORLD_SIZE of at least 1 and a RANK below it, as torchrun sets them, got {found}")
     return size, rank
+
+
+def _show_cost(config: TrainingConfig, run: Run, processes: int, as_json: bool, make_task: Callable[[], Task]) -> None:
+    """Every setting, the size, and the number of steps of the task; what is too large is refused before it is made."""
+    from depthscope_lab.training.estimate import estimate
+    from depthscope_lab.training.session import total_steps
+
+    cost, task = estimate(config, processes), make_task()
+    memory = {name: getattr(cost, name) for name in ("weights", "gradients", "optimizer", "activations", "total")}
+    steps = total_steps(task, config)
+    if as_json:
+        where = {"out": str(run.out), **{name: getattr(run, name) for name in field_help(Run)}}
+        found: dict[str, Any] = {"dry_run": True, "config": config.as_json(), "run": where}
+        found |= {"parameters": cost.parameters, "memory": memory, "steps": steps}
+        print_document("train", {**found, "steps_per_epoch": task.steps_per_epoch})
+        return
+    print(f"{config.recipe}: change any of these settings with --set name=value, the first four with --variant")
+    made_of = {"variant": config.variant, "wiring": config.wiring}
+    made_of["remedies"] = " ".join(map(str, config.remedies)) or "none"
+    made_of["initialiser"] = config.initialiser or "the model's own"
+    for name, text in made_of.items():
+        print(f"{name:<24}{text}")
+    for part in (config, run):
+        for name, text in field_help(type(part)).items():
+            print(f"{name:<24}{written(getattr(part, name)):<12} {text}")
+    sizes = ", ".join(f"{name} {size / 1e9:.3g} GB" for name, size in memory.items())
+    print(f"parameters  {cost.parameters:,}\nmemory      per process: {sizes}")
+    print(f"steps       {steps:,} ({task.steps_per_epoch} per epoch)\nnothing was trained")
+
+
+def _list(as_json: bool) -> None:
+    """The recipes and the variants that there are."""
+    if as_json:
+        recipes = {name: {"title": entry.title, "cost": entry.cost} for name, entry in RECIPES.items()}
+        variants = {name: {"title": variant.title} for name, variant in VARIANTS.items()}
+        print_document("train", {"recipes": recipes, "variants": variants})
+        return
+    from depthscope.cli.console import Screen
+
+    console = Screen()
+    named = [(name, entry.title, entry.cost) for name, entry in RECIPES.items()]
+    console.show_rows(("recipe", "what it trains", "needs"), named)
+    console.show_rows(("variant", "what it is"), [(name, variant.title) for name, variant in VARIANTS.items()])
+    console.print("depthscope train RECIPE --variant VARIANT; --dry-run lists every setting.")

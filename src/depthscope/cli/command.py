@@ -1,13 +1,14 @@
-"""What every command that looks at a model shares: how it begins, shows progress, prints, saves and ends."""
+"""The one form of every command that looks at a model: options in, a result out; it is shown, printed, saved, gated."""
 
 from __future__ import annotations
 
 import inspect
+import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -16,7 +17,7 @@ import typer
 
 from depthscope import files
 from depthscope.cli import completion
-from depthscope.cli.help import ALL, show_all
+from depthscope.cli.help import ALL, HELP_ALL
 from depthscope.cli.options import ModelOptions, WeightOptions
 from depthscope.exit_codes import ExitCode, code_of
 from depthscope.extras import MissingExtra, require
@@ -24,24 +25,31 @@ from depthscope.interruption import notes as of_interruption
 from depthscope.interruption import stoppable
 from depthscope.naming import visible
 from depthscope.progress import Steps, Tick, bar
+from depthscope.sealed import COMMANDS, read_commands, record_writer
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from depthscope.cli.inputs import Inputs
     from depthscope.cli.models import LoadedModel
+    from depthscope.diagnosis.summary import Summary
     from depthscope.scope import Scope
+    from depthscope.usage import Finding
 
-_QUIET = 10  # seconds without a word
+_SILENCE = 10  # seconds without a word
 ShowProgress = Callable[[str, int | None], Tick]  # what is being done, and in how many pieces
 
 
 @dataclass(frozen=True)
 class Finished:
-    """What a command has found, and what becomes of it."""
+    """What a command has found, in every form in which it is wanted."""
 
-    document: Callable[[], Mapping[str, Any]]  # what --json prints
-    show: Callable[[], object]
-    save: Callable[[Path], object]
+    document: Mapping[str, Any]  # what --json prints
+    summary: Summary  # what a person sees
+    save: Callable[[Path], object]  # what --out keeps
     python: str  # the line that does the same
+    tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)  # what --full adds, by what it shows
+    findings: Sequence[Finding] = ()  # all of them, likewise
     failed: Callable[[], Iterable[str]] = tuple  # gates that are closed
 
 
@@ -52,6 +60,13 @@ def as_command(body: Callable[[Any], Finished]) -> Callable[..., None]:
     ends it when it has shown and saved what was finished by then.
     """
     options = get_type_hints(body)["options"]
+    kinds = get_type_hints(options)
+    hints = {item.name: Annotated[kinds[item.name], item.metadata["option"]] for item in fields(options)}
+    parameters = [
+        parameter.replace(annotation=hints[name]) for name, parameter in inspect.signature(options).parameters.items()
+    ]
+    hints[ALL] = Annotated[bool, HELP_ALL]
+    parameters.append(inspect.Parameter(ALL, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=hints[ALL]))
 
     def command(**values: Any) -> None:
         completion.refuse_a_typo(values["model"])
@@ -59,37 +74,29 @@ def as_command(body: Callable[[Any], Finished]) -> Callable[..., None]:
         with ending_in_order():
             _run(body, options(**values))
 
-    hints = get_type_hints(options, include_extras=True)
-    parameters = [
-        parameter.replace(annotation=hints[name]) for name, parameter in inspect.signature(options).parameters.items()
-    ]
-    help_all = typer.Option(
-        "--help-all", callback=show_all, is_eager=True, expose_value=False, help="Show every option and exit."
-    )
-    hints[ALL] = Annotated[bool, help_all]
-    parameters.append(inspect.Parameter(ALL, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=hints[ALL]))
-    command.__name__, command.__doc__ = body.__name__, body.__doc__
-    command.__annotations__ = hints
+    command.__name__, command.__doc__, command.__annotations__ = body.__name__, body.__doc__, hints
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return command
 
 
 def _run(body: Callable[[Any], Finished], options: WeightOptions) -> None:
-    from depthscope.cli.documents import print_document
-    from depthscope.cli.reporting import add_report
-
     if options.out is not None:
         require_writable(options.out)
     with redirect_stdout(sys.stderr) if options.json else nullcontext():  # a model that prints must not end up in it
         found = body(options)
     if options.json:
-        print_document(body.__name__, found.document())
+        from depthscope.cli.documents import print_document
+
+        print_document(body.__name__, found.document)
     else:
-        found.show()
+        from depthscope.cli.display import show
+
+        show(found.summary, full=options.full, tables=found.tables, findings=found.findings)
     if options.out is not None:
         found.save(options.out)
         add_report(options.out, body.__name__, found.python)
-        say_where(options.out, options.json)
+        if not options.json:
+            print(f"wrote {visible(str(options.out))}")
     if failed := list(found.failed()):
         print("depthscope:", "; ".join(failed), file=sys.stderr)
         raise typer.Exit(ExitCode.GATE)
@@ -110,6 +117,9 @@ def ending_in_order() -> Iterator[None]:
         without = f", without {', '.join(work.missing)}; what was finished is there" if work.missing else ""
         print(f"depthscope: interrupted{without}", file=sys.stderr)
         sys.exit(code_of(work.stopped))
+
+
+# --- the model and its input ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -177,7 +187,7 @@ def show_progress(shown: bool) -> Iterator[ShowProgress]:
 
             def show(done: float) -> None:
                 display.update(task, completed=done)
-                if shown and not sys.stderr.isatty() and time.monotonic() - said[0] > _QUIET:
+                if shown and not sys.stderr.isatty() and time.monotonic() - said[0] > _SILENCE:
                     said[0] = time.monotonic()
                     print(f"{description}: {done:.0f}{'' if total is None else f' of {total}'}", file=sys.stderr)
 
@@ -186,13 +196,61 @@ def show_progress(shown: bool) -> Iterator[ShowProgress]:
         yield start
 
 
+# --- what --out adds: how the files were made, and the page that shows them -----------------------------------
+
+
 def require_writable(folder: Path) -> None:
     """Minutes of computing are not spent on results that cannot be drawn or kept."""
     require("matplotlib.figure", "figures")
     files.require_writable(folder)
 
 
-def say_where(folder: Path, json: bool) -> None:
-    """The last line, once all is written; stdout belongs to JSON, if that was asked for."""
-    if not json:
-        print(f"wrote {visible(str(folder))}")
+def add_report(folder: Path, command: str, python: str = "") -> None:
+    """Writes `commands.json` and `report.html` into a folder whose other files are complete.
+
+    Without the extra, or beside something damaged that an earlier command left there, there is no page, and one line
+    on stderr says why.
+    """
+    note_command(folder, command, python)
+    from depthscope.report import write
+
+    try:
+        write(folder / "report.html", folder, say=say_damaged)
+    except (MissingExtra, ValueError) as error:
+        print(f"depthscope: no report.html: {visible(str(error))}", file=sys.stderr)
+
+
+def say_damaged(text: str) -> None:
+    """A file that the page names and does not show."""
+    print(f"depthscope: not shown: {visible(text)}", file=sys.stderr)
+
+
+def note_command(folder: Path, command: str, python: str = "") -> None:
+    """Adds to `commands.json` what was typed, and the line of Python that does the same; one entry per command."""
+    kept: dict[str, Any] = {}
+    try:
+        kept = read_commands(folder)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        print(f"depthscope: {visible(str(error))}; it is written anew", file=sys.stderr)
+    ours = Path(sys.argv[0]).name in ("depthscope", "depthscope.exe", "__main__.py")
+    made = {"typed": shlex.join(["depthscope", *sys.argv[1:]]) if ours else "", "in Python": python}
+    known = {**kept, command: {name: text for name, text in made.items() if text}}
+    files.write_whole(folder / COMMANDS, record_writer("commands", 1, known))
+
+
+def call(function: str, inputs: str, options: Mapping[str, Any]) -> str:
+    """`depthscope.probe(model, inputs, measures='all')`: what differs from the defaults is written."""
+    import depthscope
+
+    plain = inspect.signature(getattr(depthscope, function)).parameters
+    defaults = {name: plain[name].default for name in options if name in plain}
+    chosen = [f"{name}={value!r}" for name, value in options.items() if value != defaults.get(name)]
+    return f"depthscope.{function}({', '.join([inputs, *chosen])})"
+
+
+def keep(found: Any, folder: Path, name: str) -> None:
+    """A result and its picture. The numbers first: a picture that fails must not cost them."""
+    found.save(folder)
+    files.write_whole(folder / f"{name}.png", lambda path: found.plot().savefig(path, dpi=160))
