@@ -21,25 +21,20 @@ def run(program):
 
 
 def test_a_table_by_length(run, tmp_path: Path):
-    printed = run("gpt2", *SMALL, "--by-head", "--loss", "--full", "--out", str(tmp_path / "kept")).out
+    printed = run("gpt2", *SMALL, "--full", "--out", str(tmp_path / "kept")).out
     assert "every length" in printed
     words = " ".join(printed.split())
     assert "attention layers make" in words
-    assert "Of the paths through one layer, the most pass block" in words
-    assert "rises most without the paths through" in words
     shares = PathShares.load(tmp_path / "kept")
     assert shares.depth == 3
-    assert len(shares.heads) == 3 * 4 * 2 * 3
     assert (tmp_path / "kept" / "paths.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_json_and_nothing_else(run):
-    found = json.loads(run("encoder", *SMALL, "--json", "--by-head").out)
+    found = json.loads(run("encoder", *SMALL, "--json").out)
     assert found["paths"] == {"0": 1, "1": 12, "2": 48, "3": 64}
     assert [row["length"] for row in found["lengths"]] == [0, 1, 2, 3, -1]
     assert sum(row["projection_share"] for row in found["lengths"]) == pytest.approx(1)
-    assert len(found["heads"]) == 3 * 4 * 3
-    assert "losses" not in found
 
 
 def not_attention() -> tuple[nn.Module, torch.Tensor]:
@@ -55,7 +50,6 @@ def not_attention() -> tuple[nn.Module, torch.Tensor]:
     [
         (["t5", *SMALL], "this model has several parts (encoder, decoder): say which one, as in --part decoder"),
         (["bert", *SMALL, "--dtype", "bfloat16"], "expected a model in float32 or float64"),
-        (["bert", *SMALL, "--loss"], "expected a family with a causal language model"),
         (["cli.test_paths:not_attention", "--blocks", "[0-9]"], "a product of tokens with tokens is not linear"),
         (["encoder", *SMALL, "--out", "/dev/null/x"], "Not a directory"),
     ],

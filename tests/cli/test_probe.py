@@ -349,10 +349,6 @@ def test_a_mistake_ends_in_one_line_and_code_2(run, factory: str, arguments: lis
     assert printed.out == ""
 
 
-def test_a_bert_has_no_loss_of_its_own(program, bert_folder: Path):
-    assert "causal language model for --loss" in program("paths", f"hf:{bert_folder}", "--loss", code=2).err
-
-
 def test_a_folder_too_large_for_memory(run, bert_folder: Path, monkeypatch: pytest.MonkeyPatch):
     from depthscope import memory
 

@@ -58,7 +58,7 @@ def load_model(options: WeightOptions) -> LoadedModel:
     if ":" not in name and name in FAMILIES:
         if getattr(FAMILIES[name], "library", "") == "transformers":
             silent_transformers()
-        with_head = options.loss == "required" or (options.loss == "where there is one" and FAMILIES[name].causal)
+        with_head = options.loss == "where there is one" and FAMILIES[name].causal
         shape = options.depth, options.width, options.heads
         more = {} if dtype is None else {"dtype": dtype}
         loaded = LoadedModel(build_family(name, *shape, language_model=with_head, seed=options.seed, **more))
@@ -157,8 +157,6 @@ def _pretrained(transformers: Any, name: str, options: WeightOptions, *, local: 
         config = transformers.AutoConfig.from_pretrained(name, **known)
         auto = transformers.AutoModel
         causal = options.loss != "no" and has_causal_loss(config)
-        if options.loss == "required" and not causal:
-            raise ValueError(f"expected a causal language model for --loss, got {name!r} ({config.model_type})")
         if causal:
             auto = transformers.AutoModelForCausalLM
         build = partial(auto.from_config, trust_remote_code=options.trust_remote_code)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _INPUT, _MODEL, _MEASURED = "Input", "What you say of the model", "What is measured"
 _LARGEST_ALPHA = 1000  # a remedy makes α smaller than 1; beyond this half precision overflows within a few blocks
 
-Loss = Literal["no", "if causal", "where there is one", "required"]
+Loss = Literal["no", "if causal", "where there is one"]
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 
 
@@ -189,13 +189,6 @@ class PathsOptions(ModelOptions):
 
     usual_tokens: ClassVar[int] = 64
     usual_samples: ClassVar[int] = 2
-
-    by_head: bool = _flag("--by-head", "Also which heads carry the paths of each length.")
-    with_loss: bool = _flag("--loss", "Also the loss without the paths of each length (language models).")
-
-    @property
-    def loss(self) -> Loss:  # type: ignore[override]  # leaving out paths changes a loss
-        return "required" if self.with_loss else "no"
 
 
 @dataclass(frozen=True)

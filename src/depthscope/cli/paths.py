@@ -16,15 +16,13 @@ def paths(options: PathsOptions) -> Finished:
     """Split a Transformer's output by the length of the attention paths that led to it (Dong et al. 2021)."""
     from depthscope.diagnosis.summary import of_paths
 
-    asked = {"by_head": options.by_head, "loss": options.with_loss}
     with prepared(options) as ready:
         scope = ready.scope
         if len(parts := scope.anatomy.parts) > 1:
             named = ", ".join(parts)
             raise ValueError(f"this model has several parts ({named}): say which one, as in --part {parts[-1]}")
-        depth = scope.depth_of_model
-        pieces = ready.pieces(depth + (3 * depth + 3 if options.with_loss else 0))
-        shares = scope.paths(**asked, progress=ready.progress("following paths", pieces))
+        pieces = ready.pieces(scope.depth_of_model)
+        shares = scope.paths(progress=ready.progress("following paths", pieces))
         usual = options.tokens is None and options.samples is None and "text" in ready.inputs.metadata
         size = f"{shares.metadata['samples']} × {shares.metadata['tokens']} tokens"
         more = [f"a sample of {size}, so that it is fast: more with --tokens and --samples"] if usual else []
@@ -33,23 +31,17 @@ def paths(options: PathsOptions) -> Finished:
         document=as_json(shares),
         summary=of_paths(shares),
         save=lambda folder: keep(shares, folder, "paths"),
-        python=call("paths", "model, inputs", {**asked, **options.hints}),
-        tables={"every length": shares.summary()} | ({"losses": shares.losses} if len(shares.losses) else {}),
+        python=call("paths", "model, inputs", options.hints),
+        tables={"every length": shares.summary()},
     )
 
 
 def as_json(shares: PathShares) -> dict[str, Any]:
     """What `--json` prints: means over samples by length, −1 for the constant part."""
-    found = {
+    return {
         "model": shares.metadata["model"],
         "blocks": shares.depth,
         "paths": {str(length): count for length, count in shares.counts.items()},
         "lengths": shares.summary().reset_index().to_dict("records"),
         "metadata": shares.metadata,
     }
-    if not shares.heads.empty:
-        means = shares.heads.groupby(["block", "head", "length"])["projection_share"].mean()
-        found["heads"] = means.reset_index().to_dict("records")
-    if not shares.losses.empty:
-        found["losses"] = shares.losses.to_dict("records")
-    return found
