@@ -1,14 +1,13 @@
 """What spectra cost: on a small ViT against the plain pass, and on long contexts as they grow.
 
     python benchmarks/spectra.py          # all of it, some minutes on 2 cores
-    python benchmarks/spectra.py time     # one part of: time, long, memory, windows, command
+    python benchmarks/spectra.py time     # one part of: time, long, memory, command
 
 time    a probe with one spectral measure ÷ the plain pass, ViT 12 × 192 with 8 × 197 tokens: median and quartiles of
         alternating pairs, in processor time; and how far the measures are from their dense forms
 long    one head of width 32 at 1 k, 4 k and 16 k tokens, streamed: sweeps over the rows, and time ÷ one fused
         attention of that head
 memory  peak memory of a process that does that, above one that only makes the queries and keys
-windows similarity of a small Llama with random weights, in windows of 512 tokens and over 1 k, 4 k and 16 k
 command `depthscope probe llama --tokens … --measures spectral` (2 blocks of width 128, 4 heads, one sequence) at 1 k,
         4 k and 16 k tokens: time and peak memory of the whole command
 """
@@ -137,18 +136,6 @@ def _command(n: int, *options: str) -> tuple[dict[str, Any], float, float]:
     return json.loads(printed), used.ru_utime + used.ru_stime, used.ru_maxrss / 1e6
 
 
-def compare_windows() -> None:
-    for n in LENGTHS:
-        for window in ((), ("--window", "512")):
-            found, _, _ = _command(n, "--measures", "default", *window)
-            for name in ("token_similarity", "cosine_similarity"):
-                curve = ", ".join(f"{value:.4f}" for value in found["profile"][name])
-                print(
-                    f"{n:>6} tokens {'in windows of 512' if window else 'whole':<18} {name} by block {curve}",
-                    flush=True,
-                )
-
-
 def compare_command() -> None:
     for n in LENGTHS:
         found, seconds, memory = _command(n, "--measures", "spectral")
@@ -160,7 +147,6 @@ PARTS = {
     "time": compare_time,
     "long": compare_long,
     "memory": compare_memory,
-    "windows": compare_windows,
     "command": compare_command,
 }
 

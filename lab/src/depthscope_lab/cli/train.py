@@ -155,15 +155,11 @@ def _train(
 
 def _place_among_processes() -> tuple[int, int]:
     """How many processes there are, and which of them this is; torchrun says both in the environment."""
-    said = {name: os.environ.get(name, alone) for name, alone in (("WORLD_SIZE", "1"), ("RANK", "0"))}
-    try:
-        size, rank = map(int, said.values())
-    except ValueError:
-        size, rank = 0, 0
-    if not 0 <= rank < size:
-        found = ", ".join(f"{name}={text!r}" for name, text in said.items())
-        raise ValueError(f"expected WORLD_SIZE of at least 1 and a RANK below it, as torchrun sets them, got {found}")
-    return size, rank
+    size, rank = os.environ.get("WORLD_SIZE", "1"), os.environ.get("RANK", "0")
+    if size.isdecimal() and rank.isdecimal() and int(rank) < int(size):
+        return int(size), int(rank)
+    found = f"WORLD_SIZE={size!r}, RANK={rank!r}"
+    raise ValueError(f"expected WORLD_SIZE of at least 1 and a RANK below it, as torchrun sets them, got {found}")
 
 
 def _show_cost(config: TrainingConfig, run: Run, processes: int, as_json: bool, make_task: Callable[[], Task]) -> None:
