@@ -54,7 +54,8 @@ def schema_of(command: str) -> dict[str, Any]:
         json.loads(files(__package__).joinpath("schemas", f"{name}.json").read_text(encoding="utf-8"))
         for name in (command, "shared")
     )
-    definitions, needed = own.get("$defs", {}) | shared["$defs"], {}
+    definitions = own.get("$defs", {}) | shared["$defs"]
+    needed: dict[str, Any] = {}
     unread = [own]
     while unread:  # what it refers to, and what that refers to
         text = json.dumps(unread.pop())

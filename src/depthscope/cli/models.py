@@ -60,7 +60,7 @@ def load_model(options: WeightOptions) -> LoadedModel:
             silent_transformers()
         with_head = options.loss == "where there is one" and FAMILIES[name].causal
         shape = options.depth, options.width, options.heads
-        more = {} if dtype is None else {"dtype": dtype}
+        more: Any = {} if dtype is None else {"dtype": dtype}
         loaded = LoadedModel(build_family(name, *shape, language_model=with_head, seed=options.seed, **more))
     else:
         refuse_a_shape(options)
@@ -159,7 +159,7 @@ def _pretrained(transformers: Any, name: str, options: WeightOptions, *, local: 
         causal = options.loss != "no" and has_causal_loss(config)
         if causal:
             auto = transformers.AutoModelForCausalLM
-        build = partial(auto.from_config, trust_remote_code=options.trust_remote_code)
+        build: Any = partial(auto.from_config, trust_remote_code=options.trust_remote_code)
         if options.loss == "where there is one" and not causal:  # an encoder's head predicts masked words, or classes
             named = getattr(transformers, str(next(iter(config.architectures or ()), "")), None)
             if getattr(named, "config_class", None) is type(config):

@@ -50,7 +50,7 @@ def _read(options: SpectraOptions, asked: dict[str, Any]) -> Spectra:
     with show_progress(not options.json) as progress:
         progress("reading", None)
         place = expanded(options.model.removeprefix("hf:"))
-        trust = {"trust_remote_code": options.trust_remote_code}
+        trust: Any = {"trust_remote_code": options.trust_remote_code}
         if options.model.startswith("hf:") and place.is_dir() and is_on_disk(place):
             refuse_a_shape(options)
             described = silent_transformers().PretrainedConfig.get_config_dict(
