@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +14,8 @@ from torch import nn
 import depthscope
 from depthscope.models import BlockConfig, Encoder
 from depthscope.watching import Alarm, DepthAlarm
-from depthscope.watching.gate import Count, Gate, make_gate
+from depthscope.watching import gate as gate_module
+from depthscope.watching.gate import Gate, Look, decide, make_gate
 from samples import seeded
 from zoo import TOKENS, make
 
@@ -138,9 +139,8 @@ def fired_at(held: list[bool], looks: int) -> list[int]:
     return [i for i, one in enumerate(enough) if one and not (i > 0 and enough[i - 1])]
 
 
-def counted(held: list[bool], looks: int, make_count: Callable[[], Count] = Count) -> list[int]:
+def counted(held: list[bool], looks: int) -> list[int]:
     gate = make_gate(f"token_similarity>0.5 for {looks} after 0", None, ["token_similarity"], ["output"])
-    gate._counts = [make_count()]
     return [alarm.step for alarm in seen(gate, held)]
 
 
@@ -152,26 +152,20 @@ def test_the_count_is_its_definition(held: list[bool], looks: int):
     assert counted(held, looks) == fired_at(held, looks)
 
 
-class OneTooMany(Count):
-    def see(self, step: int, holds: bool) -> None:
-        before = self.since
-        super().see(step, holds)
-        if holds and before is None:
-            self.looks = 0
+def one_too_many(rule: Any, history: list[Look], **more: Any) -> Alarm | None:
+    return decide(replace(rule, looks=rule.looks + 1), history, **more)
 
 
-class NeverForgets(Count):
-    def see(self, step: int, holds: bool) -> None:
-        looks = self.looks
-        super().see(step, holds)
-        self.looks = max(looks, self.looks)
+def never_forgets(rule: Any, history: list[Look], **more: Any) -> Alarm | None:
+    return decide(replace(rule, looks=1), history, **more)
 
 
-@pytest.mark.parametrize("mutant", [OneTooMany, NeverForgets])
-def test_an_off_by_one_is_seen(mutant: type[Count]):
+@pytest.mark.parametrize("mutant", [one_too_many, never_forgets])
+def test_an_off_by_one_is_seen(mutant: Any, monkeypatch: pytest.MonkeyPatch):
     held = [True, False, True, True, True, True, False, True]
     assert counted(held, 2) == fired_at(held, 2) == [3]
-    assert counted(held, 2, mutant) != [3]
+    monkeypatch.setattr(gate_module, "decide", mutant)
+    assert counted(held, 2) != [3]
 
 
 @given(HELD, HELD, st.integers(1, 4))

@@ -9,7 +9,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 
 import depthscope
 from depthscope.models import BlockConfig, Encoder
-from depthscope.watching import steps as module
+from depthscope.watching import loop as module
 from zoo import TOKENS
 
 

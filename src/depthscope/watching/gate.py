@@ -1,21 +1,23 @@
 """The gate of a watch: conditions that, held for some looks in a row, warn or ask that the training stops.
 
-A *look* is one watched step. The gate counts; it never stops anything itself. It counts, and says nothing, before a
-grace period is over and while the loss falls: tokens that are alike for a while are how a healthy model begins.
+A *look* is one watched step. `decide` is the rule, a pure function of the looks so far; the gate keeps these and never
+stops anything itself. Nothing is said before a grace period is over and while the loss falls: tokens that are alike for
+a while are how a healthy model begins.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from depthscope.conditions import Condition, Finding, find, parse_condition, station_of
 from depthscope.measures import MEASURES
 from depthscope.probing.roles import COHERENT, OF_GRADIENTS
-from depthscope.watching.losses import Losses
+from depthscope.watching.losses import Judgement, Losses
 
 Means = Mapping[str, Mapping[str, Mapping[int, float]]]  # station → measure → block → mean over the batch
 Rules = str | Sequence[str]
@@ -80,30 +82,45 @@ class Alarm:
         return f"{line}; no checkpoint was saved by then" if self.knows_checkpoints else line
 
 
-@dataclass
-class Count:
-    """How long a rule has held."""
+class Look(NamedTuple):
+    """One watched step, as a rule sees it."""
 
-    since: int | None = None  # the first look in a row
-    looks: int = 0  # in a row
-    good: int | None = None  # the last look at which it did not hold
-    said: bool = False  # an alarm was raised; not raised twice
+    step: int
+    found: Finding | None  # where the rule holds; None: it does not
+    loss: Judgement
 
-    def see(self, step: int, holds: bool) -> None:
-        if not holds:
-            self.since, self.looks, self.good, self.said = None, 0, step, False
-            return
-        if self.since is None:
-            self.since = step
-        self.looks += 1
+
+def decide(rule: Condition, history: Sequence[Look], *, stops: bool = True) -> Alarm | None:
+    """The alarm that a rule raises at the newest look of a history (the oldest first), or None.
+
+    It has held for as many looks in a row as it asks for, the loss does not fall, and the grace period is over.
+    """
+    row = list(takewhile(lambda look: look.found is not None, reversed(history)))  # the newest first
+    newest = history[-1]
+    waits = newest.loss.falls or newest.step < (GRACE if rule.after is None else rule.after)
+    if newest.found is None or len(row) < rule.looks or waits:
+        return None
+    good = history[-len(row) - 1].step if len(row) < len(history) else None
+    value = newest.found.value
+    if math.isnan(value):
+        meaning = "it has no value there, and undefined counts as a violation"
+    elif value >= _NEARLY and rule.measure in _NEARLY_ALIKE:
+        meaning = _NEARLY_ALIKE[rule.measure]
+    else:
+        meaning = _MEANINGS.get(rule.measure, "beyond what you allowed")
+    place, words = newest.found, newest.loss.words
+    return Alarm(
+        str(rule), stops, rule.measure, newest.step, row[-1].step, good, place.block, value, place.where, meaning, words
+    )
 
 
 class Gate:
-    """The rules of a watch with their counts."""
+    """The rules of a watch, each with its looks: the last at which it did not hold, and all since."""
 
     def __init__(self, stop_if: Sequence[Condition], warn_if: Sequence[Condition], preferred: Sequence[str]):
         self._rules = [(rule, True) for rule in stop_if] + [(rule, False) for rule in warn_if]
-        self._counts = [Count() for _ in self._rules]
+        self._histories: list[list[Look]] = [[] for _ in self._rules]
+        self._said: list[int | None] = [None] * len(self._rules)  # since when it held when an alarm was raised
         self._preferred = preferred
         self.losses = Losses()
         self.should_stop = False
@@ -112,32 +129,38 @@ class Gate:
         return bool(self._rules)
 
     def see(self, step: int, means: Means, lasts: Sequence[int], *, late: bool = False) -> list[Alarm]:
-        """One look: the alarms that it raises. `lasts` are the last blocks of the model's parts; `late` are the
-        measures of the backward pass, which come after all others of the step."""
-        alarms, falls, loss = [], *self.losses.judge()
-        for (rule, stops), count in zip(self._rules, self._counts, strict=True):
+        """One look: the alarms that it raises, each once while its rule holds. `lasts` are the last blocks of the
+        model's parts; `late` are the measures of the backward pass, which come after all others of the step."""
+        alarms, loss = [], self.losses.judge()
+        for number, ((rule, stops), history) in enumerate(zip(self._rules, self._histories, strict=True)):
             if (rule.measure in OF_GRADIENTS) != late:
                 continue
-            found = _find(rule, means, lasts, self._preferred)
-            count.see(step, found is not None)
-            waits = falls or step < (GRACE if rule.after is None else rule.after)
-            if found is not None and count.looks >= rule.looks and not count.said and not waits:
-                count.said = True
-                alarms.append(_alarm(rule, stops, step, count, found, loss))
+            # What enters block 1 stands at `output`, also where that station is not watched.
+            there = [name for name, of in means.items() if any(of.get(rule.measure, {}).keys() - {0})]
+            found = find(rule, means[station_of(rule, there, self._preferred)][rule.measure], lasts)
+            if found is None:
+                history.clear()
+                self._said[number] = None
+            history.append(Look(step, found, loss))
+            alarm = decide(rule, history, stops=stops)
+            if alarm is not None and self._said[number] != alarm.since:
+                self._said[number] = alarm.since
+                alarms.append(alarm)
         self.should_stop |= any(alarm.stops for alarm in alarms)
         return alarms
 
     @property
     def goods(self) -> list[int | None]:
         """For each rule the last look at which it did not hold: a checkpoint up to there is good by this rule."""
-        return [count.good for count in self._counts]
+        return [next((look.step for look in history[:1] if look.found is None), None) for history in self._histories]
 
     def state(self) -> dict[str, Any]:
-        """The counts as plain values, by rule, and the losses."""
-        counts = {
-            _key(rule, stops): [count.since, count.looks, count.good]
-            for (rule, stops), count in zip(self._rules, self._counts, strict=True)
-        }
+        """By rule the first look of those in a row at which it held, their number, and the last look at which it did
+        not hold; and the losses: plain values."""
+        counts = {}
+        for (rule, stops), history, good in zip(self._rules, self._histories, self.goods, strict=True):
+            row = history[good is not None :]
+            counts[_key(rule, stops)] = [row[0].step if row else None, len(row), good]
         return {**counts, _LOSSES: self.losses.state()}
 
     @staticmethod
@@ -146,11 +169,37 @@ class Gate:
         return [count[2] for key, count in state.items() if key != _LOSSES]
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Counts on from `state()`. A rule that is not in it begins anew; one that has fired fires again at its next
+        """Goes on from `state()`. A rule that is not in it begins anew; one that has fired fires again at its next
         look, if it still holds."""
-        self._counts = [_count(state, _key(rule, stops)) for rule, stops in self._rules]
+        self._histories = [_history(state.get(_key(rule, stops), [None, 0, None])) for rule, stops in self._rules]
+        self._said = [None] * len(self._rules)
         self.losses = Losses.of(state.get(_LOSSES))
         self.should_stop = False
+
+
+_LOSSES = "losses"  # beside the rules
+
+
+def _key(rule: Condition, stops: bool) -> str:
+    return f"{'stop' if stops else 'warn'} if {rule}"
+
+
+def _history(count: Any) -> list[Look]:
+    """The looks that a rule's entry in `Gate.state()` stands for; ValueError if it is something else."""
+    unknown = Judgement(False, "")
+    try:
+        since, looks, good = count
+        if not all(step is None or (type(step) is int and step >= 0) for step in (since, good)):
+            raise ValueError
+        if type(looks) is not int or looks < 0 or (looks > 0) != (since is not None):
+            raise ValueError
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"the state of the gate in the checkpoint is damaged: got {count!r}, expected "
+            "[first look or null, looks in a row, last good look or null]"
+        ) from None
+    held = [Look(since, Finding(0, math.nan, ""), unknown)] * looks
+    return held if good is None else [Look(good, None, unknown), *held]
 
 
 def make_gate(
@@ -162,88 +211,26 @@ def make_gate(
 ) -> Gate:
     """The gate of a watch of these measures and stations; a rule that it could never decide is refused."""
     stations = frozenset(watched)
-    rules = {
-        name: [parse_condition(text, measures, f"{name}=", in_a_row=True) for text in _texts(name, given)]
-        for name, given in (("stop_if", stop_if), ("warn_if", warn_if))
-    }
-    for name, conditions in rules.items():
-        for rule in conditions:
-            _require_station(f"{name}=", rule, stations, preferred)
-    return Gate(rules["stop_if"], rules["warn_if"], preferred)
-
-
-def _texts(name: str, given: object) -> list[str]:
-    if given is None:
-        return []
-    texts = [given] if isinstance(given, str) else given
-    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-        example = '"token_similarity>0.99 for 3"'
-        raise ValueError(f"expected {name}= to be a rule such as {example} or a list of rules, got {given!r}")
-    return list(texts)
+    parsed: list[list[Condition]] = []
+    for option, rules in (("stop_if=", stop_if), ("warn_if=", warn_if)):
+        texts = [rules] if isinstance(rules, str) else [] if rules is None else rules
+        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+            example = '"token_similarity>0.99 for 3"'
+            raise ValueError(f"expected {option} to be a rule such as {example} or a list of rules, got {rules!r}")
+        parsed.append([parse_condition(text, measures, option, in_a_row=True) for text in texts])
+        for rule in parsed[-1]:
+            _require_station(option, rule, stations, preferred)
+    return Gate(parsed[0], parsed[1], preferred)
 
 
 def _require_station(option: str, rule: Condition, stations: frozenset[str], preferred: Sequence[str]) -> None:
-    kind = _kind_of(rule.measure)
-    if kind == "branch":
+    of_block = rule.measure in OF_GRADIENTS and rule.measure != COHERENT
+    if of_block or (rule.measure in MEASURES and MEASURES[rule.measure].of == "block"):
+        return
+    if rule.measure == COHERENT or MEASURES[rule.measure].of == "branch":
         if rule.station is None:
             raise ValueError(f'{option} "{rule}": say at which branch, "at attention_branch" or "at ffn_branch"')
-    elif kind != "block" and rule.station is not None and rule.station not in stations:
+    elif rule.station is not None and rule.station not in stations:
         raise ValueError(f'{option} "{rule}" asks at {rule.station}, which is not watched: add it to stations=')
-    elif kind != "block" and rule.station is None and len(stations) > 1 and not stations & {*preferred}:
+    elif rule.station is None and len(stations) > 1 and not stations & {*preferred}:
         raise ValueError(f'{option} "{rule}": say at which station, one of {", ".join(sorted(stations))}')
-
-
-def _kind_of(measure: str) -> str:
-    if measure in OF_GRADIENTS:
-        return "branch" if measure == COHERENT else "block"
-    return MEASURES[measure].of
-
-
-def _find(rule: Condition, means: Means, lasts: Sequence[int], preferred: Sequence[str]) -> Finding | None:
-    # What enters block 1 stands at `output`, also where that station is not watched.
-    there = [name for name, of_station in means.items() if any(of_station.get(rule.measure, {}).keys() - {0})]
-    return find(rule, means[station_of(rule, there, preferred)][rule.measure], lasts)
-
-
-def _alarm(rule: Condition, stops: bool, step: int, count: Count, found: Finding, loss: str) -> Alarm:
-    assert count.since is not None
-    if math.isnan(found.value):
-        meaning = "it has no value there, and undefined counts as a violation"
-    elif found.value >= _NEARLY and rule.measure in _NEARLY_ALIKE:
-        meaning = _NEARLY_ALIKE[rule.measure]
-    else:
-        meaning = _MEANINGS.get(rule.measure, "beyond what you allowed")
-    since, good = count.since, count.good
-    return Alarm(
-        str(rule), stops, rule.measure, step, since, good, found.block, found.value, found.where, meaning, loss
-    )
-
-
-def at_checkpoint(alarm: Alarm, checkpoint: Path | None) -> Alarm:
-    """The alarm of a training that keeps checkpoints: the last good one, or that there is none."""
-    return replace(alarm, checkpoint=checkpoint, knows_checkpoints=True)
-
-
-_LOSSES = "losses"  # beside the rules
-
-
-def _key(rule: Condition, stops: bool) -> str:
-    return f"{'stop' if stops else 'warn'} if {rule}"
-
-
-def _count(state: object, key: str) -> Count:
-    """That of a rule in `Gate.state()`; ValueError if it is something else: a count must not be guessed."""
-    if not isinstance(state, Mapping):
-        raise ValueError(f"the state of the gate in the checkpoint is damaged: expected counts by rule, got {state!r}")
-    found = state.get(key, [None, 0, None])
-    if not isinstance(found, list | tuple) or len(found) != 3 or not _is_count(*found):
-        raise ValueError(
-            f'the state of the gate in the checkpoint is damaged: "{key}" has {found!r}, expected [first look or null, '
-            "looks in a row, last good look or null]"
-        )
-    return Count(*found)
-
-
-def _is_count(since: object, looks: object, good: object) -> bool:
-    steps = all(step is None or (type(step) is int and step >= 0) for step in (since, good))
-    return steps and type(looks) is int and looks >= 0 and (looks > 0) == (since is not None)

@@ -19,7 +19,7 @@ from depthscope.hooks import Machine, Visit
 from depthscope.measures.coherence import TokenSum, mean_coherent_share, token_sum
 from depthscope.probing.roles import COHERENT, MEASURES, Roles, norm_of_norms
 from depthscope.safety import unhook
-from depthscope.watching.hooks import Guard, Writes, guarded
+from depthscope.watching.loop import Guard, Writes, guarded
 
 Curves = dict[str, dict[str, list[float]]]  # as in `records`
 
@@ -54,10 +54,6 @@ class GradientTaps:
         self._step: int | None = None
         self._handles: list[Any] = []
         self._forget()
-
-    @property
-    def is_open(self) -> bool:
-        return self._step is not None
 
     @property
     def has_come(self) -> bool:
@@ -166,7 +162,7 @@ class GradientTaps:
             if (found := self._sums.pop(key, None)) is not None:
                 share = mean_coherent_share(gradient if found.as_rows else gradient.mT, found.read, found.gradient)
                 self._shares.setdefault(found.module, {})[found.station] = share
-        if self.is_open and not self._waiting:
+        if self._step is not None and not self._waiting:
             self.flush()
 
     def _curves(self) -> Curves:
@@ -193,16 +189,16 @@ class GradientTaps:
 def writers_of(block: BlockAnatomy) -> dict[str, list[nn.Module]]:
     """By branch, the layers that may write it: W_O, and the layers of the FFN, of which the last that runs does.
 
-    W_O is missing where it is no module that is called (PyTorch's own attention, XLNet).
+    W_O is missing where it is no module that is called (PyTorch's own attention, XLNet). Linear layers count, and
+    Hugging Face's Conv1D, which stores its weight transposed.
     """
+
+    def is_matrix(layer: nn.Module) -> bool:
+        weight = getattr(layer, "weight", None)
+        is_known = isinstance(layer, nn.Linear) or type(layer).__name__ == "Conv1D"
+        return is_known and isinstance(weight, nn.Parameter) and weight.ndim == 2
+
     output = [] if block.context is None else [block.context.module]
     inner = [layer for module in block.ffn for layer in module.modules()]
     found = {"attention_branch": output, "ffn_branch": inner}
-    return {station: [layer for layer in layers if _is_matrix(layer)] for station, layers in found.items()}
-
-
-def _is_matrix(layer: nn.Module) -> bool:
-    """A linear layer, or Hugging Face's Conv1D, which stores its weight transposed."""
-    weight = getattr(layer, "weight", None)
-    is_known = isinstance(layer, nn.Linear) or type(layer).__name__ == "Conv1D"
-    return is_known and isinstance(weight, nn.Parameter) and weight.ndim == 2
+    return {station: [layer for layer in layers if is_matrix(layer)] for station, layers in found.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -66,18 +65,15 @@ class Losses:
         waiting, self._waiting = self._waiting, []
         for loss in map(float, waiting):
             self._is_finite = math.isfinite(loss)
-            if self._is_finite:
-                self._add(loss)
-
-    def _add(self, loss: float) -> None:
-        self._begun.append(loss)
-        if len(self._begun) < self._width:
-            return
-        self._means.append(sum(self._begun) / self._width)
-        self._begun = []
-        if len(self._means) == BINS:
-            pairs = zip(self._means[::2], self._means[1::2], strict=True)
-            self._means, self._width = [(a + b) / 2 for a, b in pairs], 2 * self._width
+            if not self._is_finite:
+                continue
+            self._begun.append(loss)
+            if len(self._begun) == self._width:
+                self._means.append(sum(self._begun) / self._width)
+                self._begun = []
+            if len(self._means) == BINS:
+                pairs = zip(self._means[::2], self._means[1::2], strict=True)
+                self._means, self._width = [(a + b) / 2 for a, b in pairs], 2 * self._width
 
     def state(self) -> dict[str, Any]:
         """As plain values."""
@@ -85,24 +81,20 @@ class Losses:
         return {"means": [*self._means], "width": self._width, "begun": [*self._begun], "finite": self._is_finite}
 
     @classmethod
-    def of(cls, state: object) -> Losses:
+    def of(cls, state: Any) -> Losses:
         """Goes on from `state()`; what is damaged is refused."""
         found = cls()
         if state is None:
             return found
-        if not _is_state(state):
-            raise ValueError(f"the losses of the gate in the checkpoint are damaged: got {state!r}")
-        assert isinstance(state, Mapping)
-        found._means, found._begun = [*map(float, state["means"])], [*map(float, state["begun"])]
-        found._width, found._is_finite = state["width"], state["finite"]
+        try:
+            means, width, begun, finite = (state[key] for key in ("means", "width", "begun", "finite"))
+            numbers = all(type(x) in (int, float) and math.isfinite(x) for x in (*means, *begun))
+            if not (numbers and len(means) < BINS and type(width) is int and len(begun) < width):
+                raise ValueError
+            if not (isinstance(means, list) and isinstance(begun, list) and type(finite) is bool and len(state) == 4):
+                raise ValueError
+        except (KeyError, TypeError, ValueError):
+            raise ValueError(f"the losses of the gate in the checkpoint are damaged: got {state!r}") from None
+        found._means, found._begun = [*map(float, means)], [*map(float, begun)]
+        found._width, found._is_finite = width, finite
         return found
-
-
-def _is_state(state: object) -> bool:
-    if not isinstance(state, Mapping) or state.keys() != {"means", "width", "begun", "finite"}:
-        return False
-    means, width, begun = state["means"], state["width"], state["begun"]
-    if not (isinstance(means, list) and isinstance(begun, list) and type(width) is int):
-        return False
-    numbers = all(type(x) in (int, float) and math.isfinite(x) for x in (*means, *begun))
-    return numbers and len(means) < BINS and len(begun) < width and type(state["finite"]) is bool

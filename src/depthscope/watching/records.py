@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,27 +56,23 @@ class Record:
             for measure, values in curves.items():
                 if len(values) < 2 or measure in OF_GRADIENTS:
                     continue  # block 0 alone: this station was not asked for
-                name = prefix + _short(measure)
+                name = prefix + ((measure in MEASURES and MEASURES[measure].short) or measure)
                 found[f"{name}_last"] = values[-1]
                 if measure.endswith("similarity"):
                     found[f"{name}_max"] = max((v for v in values[1:] if not math.isnan(v)), default=math.nan)
-        return found | self._depths() | gradient_scalars(self.curves)
+        output = self.curves.get("output", {})
+        if len(similarity := output.get("token_similarity", [])) > 1:
+            first = next((block for block, value in enumerate(similarity) if value >= ALIKE), math.nan)
+            similarities = [output[name] for name in ("token_similarity", "cosine_similarity") if name in output]
+            read = list(zip(*similarities, strict=True))[:-1]  # what blocks 1..L read
+            found[f"depth/t_sim_passes_{ALIKE}"] = float(first)
+            found["depth/effective_depth"] = float(sum(all(value < ALIKE for value in values) for values in read))
+        return found | gradient_scalars(self.curves)
 
     def with_gradients(self, curves: Curves) -> Record:
         """The same with what the backward pass gave."""
         stations = {*self.curves, *curves}
         return Record(self.step, {s: self.curves.get(s, {}) | curves.get(s, {}) for s in stations})
-
-    def _depths(self) -> dict[str, float]:
-        output = self.curves.get("output", {})
-        similarity = output.get("token_similarity", [])
-        if len(similarity) < 2:
-            return {}
-        first = next((block for block, value in enumerate(similarity) if value >= ALIKE), math.nan)
-        similarities = [output[name] for name in ("token_similarity", "cosine_similarity") if name in output]
-        read = list(zip(*similarities, strict=True))[:-1]  # what blocks 1..L read
-        diverse = sum(all(value < ALIKE for value in values) for values in read)
-        return {f"depth/t_sim_passes_{ALIKE}": float(first), "depth/effective_depth": float(diverse)}
 
     def line(self) -> str:
         """Strict JSON (nan and infinity are null), ending with a newline."""
@@ -110,10 +105,6 @@ def _value(written: Any) -> float:
     if type(written) not in (int, float) or not math.isfinite(value := float(written)):
         raise ValueError(f"expected a finite number or null, got {written!r}")
     return value
-
-
-def _short(measure: str) -> str:
-    return (measure in MEASURES and MEASURES[measure].short) or measure
 
 
 def means_of(rows: Sequence[Reading]) -> Means:
@@ -166,7 +157,16 @@ def frame_of_records(records: Sequence[Record]) -> pd.DataFrame:
 def load_records(path: str | os.PathLike[str]) -> pd.DataFrame:
     """The table of a file that `watch(path=…)` wrote. A step that was run again after a restart counts once,
     as it was run last."""
-    latest = {record.step: record for record in _read(Path(path))}
+    require_whole_log(Path(path), KIND)
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {path}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    # Without its newline the last line is still being written, or a crash has cut it.
+    records = [Record.parse(line) for line in lines if line.endswith("\n")]
+    latest = {record.step: record for record in records}
     return frame_of_records([latest[step] for step in sorted(latest)])
 
 
@@ -191,23 +191,3 @@ def check_appendable(path: Path) -> None:
 def append(path: Path, record: Record) -> None:
     """Adds one line in one write; if it fails (a full disk), the file stays as it was, and OSError is raised."""
     append_sealed(path, KIND, record.line())
-
-
-def append_or_warn(path: Path, record: Record) -> None:
-    """The same for a running training, which a full disk is not worth."""
-    try:
-        append(path, record)
-    except OSError as error:
-        warnings.warn(f"step {record.step} was watched but not written to {path}: {error}", stacklevel=2)
-
-
-def _read(path: Path) -> list[Record]:
-    require_whole_log(path, KIND)
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    except FileNotFoundError:
-        raise ValueError(f"there is no file {path}") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
-    # Without its newline the last line is still being written, or a crash has cut it.
-    return [Record.parse(line) for line in lines if line.endswith("\n")]

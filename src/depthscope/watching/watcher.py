@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +21,21 @@ from depthscope.probing.finite import in_words
 from depthscope.probing.measurement import Measurement
 from depthscope.probing.roles import gradient_scalars
 from depthscope.safety import undone, unhook
-from depthscope.watching import wrapped
-from depthscope.watching.gate import Alarm, DepthAlarm, Gate, Means, at_checkpoint
+from depthscope.watching import loop
+from depthscope.watching.gate import Alarm, DepthAlarm, Gate, Means
 from depthscope.watching.gradients import GradientTaps
-from depthscope.watching.hooks import Counter, End, GuardedMachine
+from depthscope.watching.loop import Counter, End, GuardedMachine, Steps
 from depthscope.watching.pictures import heat_map
 from depthscope.watching.records import (
     Curves,
     Record,
-    append_or_warn,
+    append,
     by_block,
     check_appendable,
     curves_of,
     frame_of_records,
     means_of,
 )
-from depthscope.watching.steps import Steps
 
 OnRecord = Callable[[int, dict[str, float]], object]
 OnAlarm = Callable[[Alarm], object]
@@ -67,9 +67,9 @@ class Watch:
         self.on_record = on_record
         self.path = None if path is None else Path(path)
         self._entrance = model  # what the training loop calls
-        self._model = wrapped.inside(model)
+        self._model = loop.inside(model)
         device_of(self._model)  # refuses a model without weights
-        wrapped.refuse_compiled_in_place(model)
+        loop.refuse_compiled_in_place(model)
         self._measures, self._stations = measures, stations
         anatomy = anatomy_with_hints(self._model, hints)
         self._measurement = self._new_measurement()
@@ -125,7 +125,7 @@ class Watch:
 
         Call it in every process at the same place, e.g. at the end of each step; in one process it is `should_stop`.
         """
-        return wrapped.in_any_process(self.should_stop, device_of(self._model))
+        return loop.in_any_process(self.should_stop, device_of(self._model))
 
     def heat_map(self, measure: str = "token_similarity", station: str = "output") -> Any:
         """A matplotlib figure, block × step."""
@@ -149,7 +149,7 @@ class Watch:
         """Begins to count; for loops without a `with`."""
         if self._is_open:
             raise ValueError("this watch is open already")
-        if self.path is not None and wrapped.is_first_process():
+        if self.path is not None and loop.is_first_process():
             check_appendable(self.path)
         self._gradients = torch.is_grad_enabled()
         try:
@@ -201,7 +201,7 @@ class Watch:
         """The model is called with these arguments: its hook calls this."""
         if self._listens:
             self._end_pass()  # the pass before this one failed, or was interrupted
-        if not self._model.training or wrapped.in_backward():
+        if not self._model.training or loop.in_backward():
             return
         self._flush_gradients()
         if self._announced is None:
@@ -236,15 +236,15 @@ class Watch:
 
     def _listen(self, step: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Attaches everything for the pass that has just begun."""
-        wrapped.refuse_compiled_in_place(self._entrance)
-        wrapped.refuse_compiled_code()
+        loop.refuse_compiled_in_place(self._entrance)
+        loop.refuse_compiled_code()
         if not self._is_packed and pieces_of(kwargs) is not None:
             self._is_packed = True
             warnings.warn("sequences that are packed into one row (position_ids) are watched as one", stacklevel=2)
         self._measurement = self._new_measurement()
         with undone(self._end_pass, only_after_failure=True):
             self._listens = True
-            if wrapped.has_compiled_parts(self._entrance):
+            if loop.has_compiled_parts(self._entrance):
                 self._eager.enter_context(torch.compiler.set_stance("force_eager"))
             self._machine.__enter__()
             if self._taps is not None:
@@ -309,12 +309,16 @@ class Watch:
         return Record(step, curves_of(means)), means, in_words(broken) if some else ""
 
     def _write(self, record: Record) -> None:
-        if self.path is not None and wrapped.is_first_process():
-            append_or_warn(self.path, record)
+        if self.path is None or not loop.is_first_process():
+            return
+        try:
+            append(self.path, record)
+        except OSError as error:  # a full disk: not worth a training
+            warnings.warn(f"step {record.step} was watched but not written to {self.path}: {error}", stacklevel=2)
 
     def _flush_gradients(self, *, only_if_come: bool = False) -> None:
         """Some weights may never get a gradient: what has come is taken, unless a backward pass is still to come."""
-        if self._taps is None or self._gave_up or (only_if_come and (wrapped.in_backward() or not self._taps.has_come)):
+        if self._taps is None or self._gave_up or (only_if_come and (loop.in_backward() or not self._taps.has_come)):
             return
         self._taps.flush()
 
@@ -333,16 +337,13 @@ class Watch:
         with self._guarded():
             alarms = self.gate.see(step, means, list(self._lasts.values()), late=late)
         for alarm in alarms:
-            self._raise(alarm)
-
-    def _raise(self, alarm: Alarm) -> None:
-        if self.find_checkpoint is not None:
-            alarm = at_checkpoint(alarm, self.find_checkpoint(alarm.good))
-        self.alarms.append(alarm)
-        if self.on_alarm is not None:
-            self.on_alarm(alarm)
-        else:
-            warnings.warn(str(alarm), DepthAlarm, stacklevel=2)
+            if self.find_checkpoint is not None:
+                alarm = replace(alarm, checkpoint=self.find_checkpoint(alarm.good), knows_checkpoints=True)
+            self.alarms.append(alarm)
+            if self.on_alarm is not None:
+                self.on_alarm(alarm)
+            else:
+                warnings.warn(str(alarm), DepthAlarm, stacklevel=2)
 
     def _new_measurement(self) -> Measurement:
         # A step passes once: with all care from the beginning, so that no look depends on those before it.
