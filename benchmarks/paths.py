@@ -1,9 +1,8 @@
 """What the sum over attention paths costs: ratios from one run, medians over alternating rounds.
 
     python benchmarks/paths.py            # all of it, about ten minutes on 2 cores
-    python benchmarks/paths.py full       # one part of: small, full, depth, memory
+    python benchmarks/paths.py full       # one part of: full, depth, memory
 
-small   every path by itself ÷ the dynamic programme, in networks of attention alone, with the largest difference
 full    `depthscope.paths` ÷ one forward pass, in BERT-base: 12 blocks × 12 heads, 2.3e13 paths
 depth   the same ratio by the number of blocks L: value passes grow as L², so that the ratio grows as L
 memory  peak memory of a process that follows paths beyond one that only runs the model, in token matrices, by L
@@ -19,11 +18,10 @@ import time
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from depthscope.attention_paths import paths
 from depthscope.models import BlockConfig, Encoder
-from depthscope.theory import FrozenAttention, enumerate_paths, path_counts, path_term, path_terms
 
 ROUNDS = 3
 DEPTHS = (4, 8, 16, 32)
@@ -44,43 +42,6 @@ def ratio(plain: Callable[[], object], other: Callable[[], object], rounds: int 
         before, spent, after = seconds(plain), seconds(other), seconds(plain)
         found.append(2 * spent / (before + after))
     return statistics.median(found)
-
-
-def network(depth: int, heads: int, n: int = 32, d: int = 64) -> tuple[Tensor, list[FrozenAttention]]:
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    generator = torch.Generator().manual_seed(0)
-    width = d // heads
-    layers = [
-        FrozenAttention(
-            torch.softmax(draw(heads, n, n), dim=-1), draw(heads, d, width) / d**0.5, draw(heads, width, d) / d**0.5
-        )
-        for _ in range(depth)
-    ]
-    return draw(n, d), layers
-
-
-def one_by_one(tokens: Tensor, layers: list[FrozenAttention]) -> Tensor:
-    """The naive way."""
-    terms = torch.zeros(len(layers) + 1, *tokens.shape, dtype=tokens.dtype)
-    for path in enumerate_paths(len(layers), layers[0].heads):
-        terms[sum(head > 0 for head in path)] += path_term(tokens, layers, path)
-    return terms
-
-
-def small() -> None:
-    for depth, heads in ((3, 4), (6, 2), (6, 3)):
-        tokens, layers = network(depth, heads)
-        naive, fast = one_by_one(tokens, layers), path_terms(tokens, layers)[:-1]
-        worst = float((naive - fast).abs().max() / naive.abs().max())
-        times = ratio(
-            lambda t=tokens, n=layers: path_terms(t, n), lambda t=tokens, n=layers: one_by_one(t, n), rounds=3
-        )
-        count = sum(path_counts(depth, heads))
-        print(
-            f"{depth} layers × {heads} heads, {count:>5} paths: one by one {times:7.1f} × ours, difference {worst:.0e}"
-        )
 
 
 def full() -> None:
@@ -135,7 +96,7 @@ def memory() -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    parts = {"small": small, "full": full, "depth": by_depth, "memory": memory}
+    parts = {"full": full, "depth": by_depth, "memory": memory}
     if sys.argv[1:2] == ["peak"]:
         print_peak(int(sys.argv[2]), sys.argv[3])
     else:

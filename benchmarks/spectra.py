@@ -29,8 +29,7 @@ import torch
 from torch.nn import functional as F
 
 from depthscope import measures as m
-from depthscope.measures import streaming
-from depthscope.measures.survey import survey
+from depthscope.measures.sweeps import survey
 from depthscope.models import BlockConfig, VisionTransformer, pre_norm
 from depthscope.probing import probe
 
@@ -68,8 +67,8 @@ def head(n: int, *, causal: bool) -> m.ScoredAttention:
 
 LONG: dict[str, Callable[[m.ScoredAttention], object]] = {
     "survey": survey,  # entropy, sinks, largest logit, and |λ₂| of a causal head
-    "delta": streaming.delta,
-    "second_eigenvalue": streaming.second_eigenvalue,
+    "delta": m.bounded_delta,
+    "second_eigenvalue": m.bounded_second_eigenvalue,
     "omega and mu": lambda p: m.mu(p, p.query),
 }
 

@@ -58,7 +58,6 @@ ACTIVATIONS = {
     "tanh": mp.tanh,
     "sine": mp.sin,
     "gelu": lambda a: a * mp.ncdf(a),
-    "silu": lambda a: a / (1 + mp.exp(-a)),
 }
 
 

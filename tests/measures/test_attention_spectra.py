@@ -12,11 +12,22 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from depthscope import measures as m
-from depthscope.measures import attention_spectra, krylov, operators, streaming, survey
+from depthscope.measures import attention_spectra, heads, krylov, operators
+from depthscope.measures.attention_spectra import SWEEPS, Bounded
 from depthscope.measures.heads import GroupedAttention
+from depthscope.measures.operators import AttentionOperator
+from depthscope.measures.sweeps import survey
 from samples import seeded
 
 N = 80  # above the size from which the dense form is left
+
+
+def streamed(of: str, p: AttentionOperator | Tensor, real: Tensor | None = None) -> Bounded:
+    """As of a head that is too large to be made: `of` is delta or second_eigenvalue."""
+    operator = m.DenseAttention(p) if isinstance(p, Tensor) else p
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(heads, "TOGETHER", 0)
+        return getattr(m, f"bounded_{of}")(operator, real)
 
 
 def naive_delta(p: Tensor) -> Tensor:
@@ -91,10 +102,10 @@ def test_streamed_attention_of_every_kind(kind: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(operators, "TILE", 20 * N)
     p = KINDS[kind]()
     operator = m.DenseAttention(p)
-    found, expected = streaming.delta(operator), m.delta(p)
+    found, expected = streamed("delta", operator), m.delta(p)
     assert ((found.value - expected).abs() <= found.error + 1e-6 * expected + 1e-12).all()
     assert_close(found.value, expected, rtol=2e-3, atol=1e-9)  # ten sweeps: the bound says what they reached
-    eigenvalue, exact = streaming.second_eigenvalue(operator), m.second_eigenvalue(p)
+    eigenvalue, exact = streamed("second_eigenvalue", operator), m.second_eigenvalue(p)
     assert ((eigenvalue.value - exact).abs() <= eigenvalue.error + 1e-6 * exact + 1e-9).all()
     assert_close(m.attention_entropy(operator), m.attention_entropy(p), rtol=1e-6, atol=1e-12)
     x = torch.randn(1, N, 5, generator=seeded(5))
@@ -107,8 +118,8 @@ def test_equal_rows_are_exact():
     for found in (
         m.bounded_delta(rows),
         m.bounded_second_eigenvalue(rows),
-        streaming.delta(m.DenseAttention(rows)),
-        streaming.second_eigenvalue(m.DenseAttention(rows)),
+        streamed("delta", rows),
+        streamed("second_eigenvalue", rows),
     ):
         assert found.value == 0
         assert found.error == 0
@@ -146,7 +157,7 @@ def with_sink(strength: float, place: int = 0, n: int = 400) -> m.ScoredAttentio
 def test_under_a_sink_delta_keeps_its_digits_and_its_bound(strength: float, place: int):
     operator = with_sink(strength, place)
     expected = naive_delta(operator.dense())
-    for found in (streaming.delta(operator), m.bounded_delta(operator.dense())):
+    for found in (streamed("delta", operator), m.bounded_delta(operator.dense())):
         assert_close(found.value, expected, rtol=1e-5, atol=0)
         assert ((found.value - expected).abs() <= found.error).all()
 
@@ -155,7 +166,7 @@ def test_left_padding_and_a_sink():
     kept = torch.arange(400) >= 7
     operator = replace(with_sink(24.0, 7), mask=kept[None, None, :] | ~kept[None, :, None])
     expected = naive_delta(operator.dense()[:, 7:, 7:])
-    assert_close(streaming.delta(operator, kept[None]).value, expected, rtol=1e-5, atol=0)
+    assert_close(streamed("delta", operator, kept[None]).value, expected, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("shift", [5, 7])
@@ -179,21 +190,20 @@ def test_the_bound_fails_for_mutants(monkeypatch: pytest.MonkeyPatch):
     """A space of one product, with the bound that a converged one would have; and a start that is not random."""
     p = softmax(scores(2.0)).double()
     c = p - p.mean(dim=-2, keepdim=True)
-    everywhere = torch.ones(N, dtype=torch.bool)
 
     def space(start: Tensor, steps: int) -> krylov.BlockKrylov:
         return krylov.BlockKrylov(lambda v: (v @ c.mT) @ c, start).extend(steps)
 
-    start = krylov.random_rows(1, 4, everywhere, torch.float64)
+    start = krylov.random_rows(1, 4, N)
     expected = naive_delta(p).square()
     for steps in (1, 2, 4, 8):
-        top, above = krylov.largest_of_symmetric(space(start, steps))[:2]
+        top, above = krylov.largest_of_symmetric(space(start, steps))
         check_bound(top, above, expected)
-    early, _ = krylov.largest_of_symmetric(space(start, 1))[:2]
+    early, _ = krylov.largest_of_symmetric(space(start, 1))
     with pytest.raises(AssertionError):
         check_bound(early, torch.zeros(1), expected)
     vectors = torch.linalg.eigh(c.mT @ c).eigenvectors[..., :-1]  # all but the leading one
-    blind, above = krylov.largest_of_symmetric(space(vectors[..., -4:].mT.contiguous(), 3))[:2]
+    blind, above = krylov.largest_of_symmetric(space(vectors[..., -4:].mT.contiguous(), 3))
     with pytest.raises(AssertionError):
         check_bound(blind, above, expected)
 
@@ -224,7 +234,7 @@ def test_padding_is_left_out(causal_: bool, monkeypatch: pytest.MonkeyPatch):
         cropped = operator.dense()[row][kept][:, kept][None]
         for name, exact in (("delta", m.delta), ("second_eigenvalue", m.second_eigenvalue)):
             for found in (
-                getattr(streaming, name)(operator, real),
+                streamed(name, operator, real),
                 getattr(m, f"bounded_{name}")(operator.dense(), real),
             ):
                 assert (found.value[row] - exact(cropped)[0]).abs() <= found.error[row] + 1e-6
@@ -239,13 +249,10 @@ def test_nan_and_one_token_have_no_number():
     one = torch.arange(N) == 5
     alone = torch.eye(N).expand(1, N, N)
     for name in ("delta", "second_eigenvalue"):
-        for found in (getattr(m, f"bounded_{name}")(p), getattr(streaming, name)(m.DenseAttention(p))):
+        for found in (getattr(m, f"bounded_{name}")(p), streamed(name, p)):
             assert found.value[0].isfinite()
             assert found.value[1].isnan()
-        for found in (
-            getattr(m, f"bounded_{name}")(alone, one[None]),
-            getattr(streaming, name)(m.DenseAttention(alone), one[None]),
-        ):
+        for found in (getattr(m, f"bounded_{name}")(alone, one[None]), streamed(name, alone, one[None])):
             assert found.value == 0 if name == "delta" else found.value.isnan()
 
 
@@ -289,7 +296,7 @@ STREAMED: dict[str, Callable[[m.ScoredAttention], object]] = {
     "omega": lambda p: m.omega(p, p.query),
     "mu": lambda p: m.mu(p, p.query),
     "entropy": lambda p: m.attention_entropy(p),
-    "survey": lambda p: survey.survey(p).mean_row,
+    "survey": lambda p: survey(p).mean_row,
 }
 
 
@@ -306,13 +313,8 @@ def test_nothing_that_is_kept_holds_a_tile(monkeypatch: pytest.MonkeyPatch):
     """A view of a tile would keep all of it, and all tiles are the matrix."""
     monkeypatch.setattr(operators, "TILE", 2**12)
     q, k = torch.randn(2, 1, 256, 8, generator=seeded(9))
-    sums = None
-    operator = m.ScoredAttention(q, k, 0.35)
-    for tile in operator.tiles():
-        sums = sums or survey._Sums(operator, tile, None)
-        sums.add(tile)
-    assert sums is not None
-    kept = [value for value in vars(sums).values() if isinstance(value, Tensor)]
+    found = survey(m.ScoredAttention(q, k, 0.35))
+    kept = [value for value in vars(found).values() if isinstance(value, Tensor)]
     assert len(kept) > 5
     assert sum(value.untyped_storage().nbytes() for value in kept) < 256 * 64
 
@@ -327,8 +329,16 @@ def test_no_more_than_ten_sweeps(name: str, monkeypatch: pytest.MonkeyPatch):
     tiles = m.ScoredAttention.tiles
     monkeypatch.setattr(m.ScoredAttention, "tiles", lambda self: taken.append(1) or tiles(self))
     q, k = 3 * torch.randn(2, 1, 256, 8, generator=seeded(10))
-    getattr(streaming, name)(m.ScoredAttention(q, k, 0.35))
-    assert 2 <= len(taken) <= 10
+    streamed(name, m.ScoredAttention(q, k, 0.35))
+    assert 2 <= len(taken) <= SWEEPS
     taken.clear()
-    streaming.second_eigenvalue(m.ScoredAttention(q, k, 0.35, causal=True))
+    streamed("second_eigenvalue", m.ScoredAttention(q, k, 0.35, causal=True))
     assert len(taken) == 1
+
+
+def test_the_start_is_the_same_at_every_call_and_leaves_the_global_state():
+    before = torch.get_rng_state()
+    first, second = (krylov.random_rows(2, 3, 50) for _ in range(2))
+    assert torch.equal(first, second)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert_close(first @ first.mT, torch.eye(3, dtype=torch.float64).expand(2, 3, 3), rtol=0, atol=1e-12)

@@ -25,7 +25,6 @@ TOKEN_MEASURES = {
     "leading_evenness": lambda x, mask=None: m.leading_direction(x, mask).evenness,
     "leading_largest": lambda x, mask=None: m.leading_direction(x, mask).largest_token,
     "composite_mean": m.composite_residual,
-    "composite_median": lambda x, mask=None: m.composite_residual(x, mask, centre="median"),
 }
 ATTENTION_MEASURES = {
     "delta": m.delta,
@@ -39,7 +38,6 @@ ONE_TOKEN = dict.fromkeys(TOKEN_MEASURES, 1.0) | {
     "frobenius_norm": 5.0,
     "largest_feature_share": 0.64,
     "composite_mean": 0.0,
-    "composite_median": 0.0,
 }
 
 
@@ -165,7 +163,6 @@ def test_attention_of_one_token():
         (lambda: m.token_similarity(torch.ones(0, 3)), "at least one token"),
         (lambda: m.token_similarity(torch.ones(2, 5, 3), torch.ones(2, 4)), "expected a mask of shape"),
         (lambda: m.growth(torch.ones(5, 3), torch.ones(4, 3)), "5 and 4 tokens"),
-        (lambda: m.composite_residual(torch.ones(5, 3), centre="mode"), "'mode'"),
         (lambda: m.delta(torch.ones(5, 4)), r"expected attention matrices \(…, n, n\)"),
         (lambda: m.omega(torch.ones(5, 5), torch.ones(4, 3)), "over the tokens"),
         (lambda: m.energy_split(torch.ones(5, 3)), "several sequences"),

@@ -1,12 +1,12 @@
 """Rank, leading direction and Dong et al.'s residual against their definitions."""
 
-import pytest
 import torch
 from hypothesis import assume, given
 from torch import Tensor
 from torch.testing import assert_close
 
 import oracles
+from depthscope import measures as m
 from depthscope.measures import (
     composite_residual,
     effective_rank,
@@ -77,22 +77,37 @@ def test_leading_direction_tells_a_collapse_from_a_sink_and_from_clusters():
 
 @given(token_matrices(max_closeness=3))
 def test_composite_residual_equals_the_definition(x: Tensor):
-    for centre, by_hand in (("mean", x.mean(dim=0)), ("median", x.median(dim=0).values)):
-        expected = oracles.composite_norm(x - by_hand) / oracles.composite_norm(x)
-        assert_close(composite_residual(x, centre=centre), expected, rtol=1e-9, atol=0)
+    expected = oracles.composite_norm(x - x.mean(dim=0)) / oracles.composite_norm(x)
+    assert_close(composite_residual(x), expected, rtol=1e-9, atol=0)
 
 
-def check_best_centre(centre, x: Tensor) -> None:
-    """No other centre gives a smaller ‖X − 1cᵀ‖₁."""
-    best = torch.linalg.matrix_norm(x - centre(x), 1)
-    for seed in range(40):
-        other = x.mean(dim=0) + 0.3 * torch.randn(x.shape[1], generator=seeded(seed), dtype=x.dtype)
-        assert torch.linalg.matrix_norm(x - other, 1) >= best - 1e-12
-    assert torch.linalg.matrix_norm(x - x.mean(dim=0), 1) >= best - 1e-12
+def tokens(spread: float, n: int = 76, d: int = 70, batch: int = 3) -> Tensor:
+    generator = seeded(0)
+    shape = torch.linspace(0.05, 1, d)
+    return torch.randn(batch, 1, d, generator=generator) + spread * shape * torch.randn(
+        batch, n, d, generator=generator
+    )
 
 
-def test_medians_are_the_best_centre_and_the_mean_is_not():
-    x = torch.randn(9, 3, generator=seeded(3), dtype=torch.float64).exp()
-    check_best_centre(lambda x: x.median(dim=0).values, x)
-    with pytest.raises(AssertionError):
-        check_best_centre(lambda x: x.mean(dim=0), x)
+def test_the_sampled_rank():
+    x = torch.cat([tokens(spread, batch=4) for spread in (0.1, 1)])
+    ranks = m.effective_rank(x)
+    found = m.sampled_rank(m.TokenMatrix(x))
+    assert_close(found.mean, ranks[[0, 4]].mean())
+    assert_close(found.error, ranks[[0, 4]].std() / 2**0.5 * 0.75**0.5)
+    whole = m.sampled_rank(m.TokenMatrix(x), share=1)
+    assert_close(whole.mean, ranks.mean())
+    assert whole.error == 0
+    one = m.sampled_rank(m.TokenMatrix(x[:1]))
+    assert (one.mean, one.error) == (ranks[0], 0)
+    broken = x.clone()
+    broken[4] = 0
+    assert m.sampled_rank(m.TokenMatrix(broken)).error.isnan()
+
+
+def test_the_standard_error_is_that_of_the_draw():
+    """Over many batches of the same population the mean is off by its standard error, on average."""
+    ranks = 10 + torch.randn(4000, 8, generator=seeded(2), dtype=torch.float64)
+    off = ranks[:, [0, 4]].mean(dim=-1) - ranks.mean(dim=-1)
+    said = ranks[:, [0, 4]].var(dim=-1) / 2 * 0.75
+    assert_close(off.square().mean(), said.mean(), rtol=0.1, atol=0)

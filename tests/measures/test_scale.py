@@ -186,14 +186,13 @@ def test_a_rate_between_tokens_of_far_apart_sizes():
     assert m.growth(y, x).diversity.isnan()  # 1e1200 and more
 
 
-@pytest.mark.parametrize("centre", ["mean", "median"])
 @pytest.mark.parametrize(("dtype", "k"), [(torch.float32, 126), (torch.float32, -120), (torch.float64, 1022),
                                           (torch.float64, -1000)])  # fmt: skip
-def test_composite_residual_at_the_ends_of_the_formats(centre: str, dtype: torch.dtype, k: int):
+def test_composite_residual_at_the_ends_of_the_formats(dtype: torch.dtype, k: int):
     x = torch.randn(50, 7, generator=seeded(0), dtype=torch.float64).clamp(-1.9, 1.9).to(torch.bfloat16).to(dtype)
     scaled = torch.tensor(2.0, dtype=dtype) ** k * x
     assert scaled.isfinite().all()
-    assert m.composite_residual(scaled, centre=centre) == m.composite_residual(x, centre=centre)
+    assert m.composite_residual(scaled) == m.composite_residual(x)
 
 
 def test_one_sequence_of_an_extreme_size_leaves_the_others_bit_for_bit():

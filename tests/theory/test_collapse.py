@@ -11,7 +11,6 @@ import oracles
 from depthscope.measures import composite_norm
 from depthscope.theory import (
     Heads,
-    LayerContraction,
     Mlp,
     SplitTokens,
     attend,
@@ -19,12 +18,10 @@ from depthscope.theory import (
     feed_forward,
     layer_contraction,
     lipschitz_bound,
-    range_evenness,
-    score_ranges,
     sharp_constant,
     weight_product,
 )
-from depthscope.theory.collapse import LARGEST_RANGE
+from depthscope.theory.collapse import LARGEST_RANGE, LayerContraction, range_evenness, score_ranges
 from samples import seeded
 
 F64 = torch.float64

@@ -26,12 +26,18 @@ from depthscope.theory import (
     expected_growth,
     expected_pre_norm_energy,
     expected_rate,
-    expected_ratio,
     gamma,
     lower_bound,
     spectral_estimate,
 )
 from samples import attention_and_tokens, seeded
+
+
+def expected_ratio(p, x, **options):
+    """E[ξ₁]/E[ξ₂]."""
+    expected = expected_growth(p, x, **options)
+    return expected.mean / expected.diversity
+
 
 F64 = torch.float64
 

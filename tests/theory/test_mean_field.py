@@ -19,10 +19,9 @@ from depthscope.theory import (
     course,
     gradient_exponents,
     prescribe,
-    relu_kernel,
-    relu_slope,
     token_exponents,
 )
+from depthscope.theory.mean_field import relu_kernel, relu_slope
 from samples import seeded
 
 N, WIDTH, FFN, DEPTH = 32, 128, 256, 24

@@ -13,13 +13,12 @@ from depthscope.models import Block, BlockConfig, theorem
 from depthscope.remedies import deescalate
 from depthscope.theory import (
     OddsMap,
-    attention_map,
     band,
-    bound_applies_causally,
     causal_ramp,
     causal_ratio,
     measure_map,
     odds_of,
+    own_token_share,
     pre_norm_exponent,
     pre_norm_odds,
     similarity_of,
@@ -94,23 +93,6 @@ def test_odds_and_similarity_are_inverse_and_right_in_the_limits():
     assert token_odds(x).isinf()
     x[0, 0] += 1e-12
     assert token_odds(x) > 1e22
-
-
-def test_attention_map_is_the_expected_transfer():
-    """ρs + c against the expectation over W, for tokens whose feeds do not interfere."""
-    found = []
-    for seed in range(40):
-        x = torch.randn(32, 64, generator=seeded(seed), dtype=torch.float64)
-        x += 0.3 * torch.randn(1, 64, generator=seeded(seed + 500), dtype=torch.float64)
-        p = torch.softmax(torch.randn(32, 32, generator=seeded(seed + 1000), dtype=torch.float64), dim=-1)
-        rho, feed = attention_map(p, x)
-        mean = (p @ x).mean(dim=0).square().sum() * 32
-        spread = (p @ x - (p @ x).mean(dim=0)).square().sum()
-        m, q = 32 * x.mean(dim=0).square().sum(), (x - x.mean(dim=0)).square().sum()
-        found.append(((m + mean) / (q + spread) / (rho * token_odds(x) + feed)).item())
-    ratio = torch.tensor(found)
-    assert abs(ratio.mean().item() - 1) < 3 * ratio.std().item() / math.sqrt(40) + 0.01
-    assert_close(attention_map(torch.full((4, 4), 0.25), torch.randn(4, 3))[0].item(), 2.0)
 
 
 def test_the_map_of_a_block_predicts_where_similarity_goes():
@@ -202,9 +184,44 @@ def test_causal_attention_collapses_onto_the_first_token_at_rate_0625():
 
 
 def test_the_theorem_does_not_apply_to_causal_attention():
-    assert [bound_applies_causally(n) for n in (2, 16, 17, 64)] == [True, True, False, False]
+    assert [bool(delta(uniform_causal_attention(n)) < 1) for n in (2, 16, 17, 64)] == [True, True, False, False]
     assert delta(uniform_causal_attention(64)).item() == pytest.approx(1.24, abs=0.01)
     assert delta(uniform_causal_attention(1024)).item() == pytest.approx(1.55, abs=0.01)
+
+
+@pytest.mark.parametrize("tau", [0.3, 1.0])
+def test_the_share_of_a_token_is_that_of_the_remedy_done_again_and_again(tau: float):
+    rows = torch.eye(6, dtype=torch.float64)  # unrelated tokens of one size
+    for _ in range(5):
+        rows = torch.nn.functional.normalize(deescalate(rows, tau, mixing="prefix"), dim=-1)
+    assert torch.allclose(rows.diagonal() ** 2, own_token_share(6, tau, 5), atol=1e-12)
+
+
+def test_without_norms_a_token_keeps_the_power_of_its_own_weight():
+    n, tau, blocks = 5, 0.4, 7
+    plain = torch.eye(n, dtype=torch.float64)
+    for _ in range(blocks):
+        plain = deescalate(plain, tau, mixing="prefix")
+    expected = torch.tensor([1.0, *((1 - tau / i) ** blocks for i in range(2, n + 1))], dtype=torch.float64)
+    assert torch.allclose(plain.diagonal(), expected)
+
+
+def test_depth_loses_tokens_and_the_full_mean_loses_none():
+    kept = [own_token_share(32, 0.42, blocks).mean().item() for blocks in (1, 10, 100, 1000)]
+    assert kept == sorted(kept, reverse=True)
+    assert kept[1] > 0.7
+    assert kept[2] < 0.2
+    once = again = deescalate(torch.eye(32, dtype=torch.float64), 1.0)
+    for _ in range(100):
+        again = deescalate(again, 1.0)
+    assert torch.allclose(once, again, atol=1e-12)  # a projection
+
+
+def test_without_a_remedy_or_blocks_all_is_kept():
+    assert torch.equal(own_token_share(4, 0.0, 9), torch.ones(4, dtype=torch.float64))
+    assert torch.equal(own_token_share(4, 1.0, 0), torch.ones(4, dtype=torch.float64))
+    with pytest.raises(ValueError, match="τ in"):
+        own_token_share(4, 1.5, 1)
 
 
 # --- pre-norm -------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import itertools
 from functools import cache
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -10,7 +11,6 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from depthscope.models.attention import Attention, split_heads
-from depthscope.theory import FrozenAttention
 from depthscope_lab.papers.dong2021.path_networks import (
     READINGS,
     Network,
@@ -39,6 +39,21 @@ def network(name: str) -> Network:
 
 
 IDS = torch.randint(5, (6, 4), generator=torch.Generator().manual_seed(1))
+
+
+class FrozenAttention(NamedTuple):
+    """One attention layer whose attention does not change."""
+
+    attention: Tensor  # P (…, h, n, n)
+    value: Tensor  # W_V (h, d, d_v)
+    output: Tensor  # W_O (h, d_v, d)
+    value_bias: Tensor  # (h, d_v)
+    output_bias: Tensor  # (d)
+
+    def head(self, number: int, tokens: Tensor) -> Tensor:
+        """P_h X W_h of one head, counted from 1, without biases: (…, n, d)."""
+        h = number - 1
+        return self.attention[..., h, :, :] @ (tokens @ self.value[h]) @ self.output[h]
 
 
 def frozen_attention(attention: Attention, x: Tensor) -> FrozenAttention:

@@ -4,29 +4,17 @@ Token matrices X (…, n, d): `similarity`, `energy`, `rank`. Attention matrices
 operators: `operators`. `catalogue` has one record for every measure that a probe can take.
 """
 
-from depthscope.measures.attention import Mu, attention_entropy, delta, mu, omega, second_eigenvalue
-from depthscope.measures.attention_spectra import bounded_delta, bounded_second_eigenvalue
-from depthscope.measures.bounded import Bounded
-from depthscope.measures.branches import AgainstTrunk, against_trunk, median
+from depthscope.measures.attention import attention_entropy, delta, mu, omega, second_eigenvalue
+from depthscope.measures.attention_spectra import Bounded, bounded_delta, bounded_second_eigenvalue
+from depthscope.measures.branches import against_trunk, median
 from depthscope.measures.catalogue import GRADIENTS, MEASURES, Measure, choose_measures, list_measures, only_at_outputs
-from depthscope.measures.coherence import TokenSum, mean_coherent_share, token_sum
-from depthscope.measures.energy import (
-    EnergySplit,
-    LargestFeature,
-    energy_split,
-    frobenius_norm,
-    largest_feature,
-    largest_token_share,
-)
+from depthscope.measures.coherence import mean_coherent_share, token_sum
+from depthscope.measures.energy import energy_split, frobenius_norm, largest_feature, largest_token_share
 from depthscope.measures.given import OF_OUTLIERS, PARTS, HeadInput, MissingNeed, Summary
 from depthscope.measures.heads import together
 from depthscope.measures.norms import Scratch, TokenNorms
-from depthscope.measures.operators import AttentionOperator, DenseAttention, ScoredAttention, TransposedAttention
+from depthscope.measures.operators import AttentionOperator, DenseAttention, ScoredAttention
 from depthscope.measures.rank import (
-    LeadingDirection,
-    SampledRank,
-    bounded_effective_rank,
-    bounded_stable_rank,
     composite_norm,
     composite_residual,
     effective_rank,
@@ -39,21 +27,17 @@ from depthscope.measures.rank import (
 from depthscope.measures.similarity import (
     ALIKE,
     EQUAL,
-    DirectionSimilarity,
     Growth,
     angular_distance,
     cosine_similarity,
     direction_similarity,
-    directions_without_outliers,
     escalation_rate,
     frequency_ratio,
     growth,
-    mean_angle,
-    mean_cosine,
     token_diversity,
     token_similarity,
 )
-from depthscope.measures.sinks import SINK_MASS, FirstToken, first_token
+from depthscope.measures.sweeps import SINK_MASS, first_token
 from depthscope.measures.tokens import OUTLIER_FACTOR, TokenMatrix
 
 __all__ = [
@@ -65,42 +49,29 @@ __all__ = [
     "OUTLIER_FACTOR",
     "PARTS",
     "SINK_MASS",
-    "AgainstTrunk",
     "AttentionOperator",
     "Bounded",
     "DenseAttention",
-    "DirectionSimilarity",
-    "EnergySplit",
-    "FirstToken",
     "Growth",
     "HeadInput",
-    "LargestFeature",
-    "LeadingDirection",
     "Measure",
     "MissingNeed",
-    "Mu",
-    "SampledRank",
     "ScoredAttention",
     "Scratch",
     "Summary",
     "TokenMatrix",
     "TokenNorms",
-    "TokenSum",
-    "TransposedAttention",
     "against_trunk",
     "angular_distance",
     "attention_entropy",
     "bounded_delta",
-    "bounded_effective_rank",
     "bounded_second_eigenvalue",
-    "bounded_stable_rank",
     "choose_measures",
     "composite_norm",
     "composite_residual",
     "cosine_similarity",
     "delta",
     "direction_similarity",
-    "directions_without_outliers",
     "effective_rank",
     "energy_split",
     "escalation_rate",
@@ -112,9 +83,7 @@ __all__ = [
     "largest_token_share",
     "leading_direction",
     "list_measures",
-    "mean_angle",
     "mean_coherent_share",
-    "mean_cosine",
     "median",
     "mu",
     "omega",

@@ -16,9 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from depthscope.measures import streaming
 from depthscope.measures.operators import AttentionOperator
-from depthscope.measures.survey import survey
+from depthscope.measures.sweeps import survey
 from depthscope.measures.tokens import TokenMatrix
 
 
@@ -54,7 +53,7 @@ def second_eigenvalue(attention: Tensor, mask: Tensor | None = None) -> Tensor:
     p = square_rows(attention, mask)
     usable = p.deviation_norm.isfinite() & (p.count > 1)
     triangular = is_triangular(p.values)
-    value = streaming.largest_on_diagonal(p.values.diagonal(dim1=-2, dim2=-1), p.real)
+    value = largest_on_diagonal(p.values.diagonal(dim1=-2, dim2=-1), p.real)
     general = usable & ~triangular
     if general.any():
         # In float64: nearly defective eigenvalues (local, shifted attention) show the rounding of a float32 centring.
@@ -62,6 +61,12 @@ def second_eigenvalue(attention: Tensor, mask: Tensor | None = None) -> Tensor:
         deflated = torch.where(general[..., None, None], deviations, 0.0)
         value = torch.where(general, torch.linalg.eigvals(deflated).abs().amax(dim=-1), value)
     return torch.where(usable, value, torch.nan)
+
+
+def largest_on_diagonal(diagonal: Tensor, real: Tensor) -> Tensor:
+    """|λ₂| of a lower triangular P with this diagonal (…, n): the first real token attends to itself alone, λ₁ = 1."""
+    first = real & (real.cumsum(dim=-1) == 1)
+    return diagonal.double().abs().masked_fill(first, 0.0).amax(dim=-1)
 
 
 def is_triangular(p: Tensor) -> Tensor:
@@ -91,15 +96,24 @@ def mu(attention: Tensor | AttentionOperator, tokens: Tensor | TokenMatrix, mask
 def omega_and_mu(
     attention: Tensor | AttentionOperator, tokens: Tensor | TokenMatrix, mask: Tensor | None = None
 ) -> tuple[Tensor, Mu]:
-    """`omega` and `mu` from one product with P."""
-    x, from_diversity, mixed = _transfer(attention, tokens, mask)
-    fed = x.count.sqrt() * torch.linalg.vector_norm(from_diversity, dim=-1)
-    mean = x.count.sqrt() * torch.linalg.vector_norm(x.mean + from_diversity, dim=-1)
-    of_mean, of_diversity = mean / x.mean_norm, mixed.deviation_norm / x.deviation_norm
-    return torch.where(x.has_mean, fed / x.mean_norm, torch.nan), Mu(
-        mean=torch.where(x.has_mean, of_mean, torch.nan),
-        diversity=torch.where(x.deviation_norm > 0, of_diversity, torch.nan),
+    """`omega` and `mu` from one product with P, of rescaled tokens: they are free of scale.
+
+    With P1 = 1, PX = 1x̄ᵀ + PΠ⊥X: the mean is carried over untouched and only the deviations are
+    multiplied, so nothing cancels when they are small.
+    """
+    x = TokenMatrix.of(tokens, mask).rescaled
+    if attention.shape[-1] != x.values.shape[-2] or attention.shape[-1] != attention.shape[-2]:
+        shapes = f"{tuple(attention.shape)} and {tuple(x.values.shape)}"
+        raise ValueError(f"expected attention (…, n, n) over the tokens (…, n, d), got {shapes}")
+    p = square_rows(attention, x.mask).values.double() if isinstance(attention, Tensor) else attention
+    mixed = TokenMatrix(p @ x.deviations, x.mask)  # P Π⊥X (…, n, d)
+    from_diversity = mixed.values.sum(dim=-2) / x.count.unsqueeze(-1)
+    fed, mean = (
+        x.count.sqrt() * torch.linalg.vector_norm(part, dim=-1) / x.mean_norm
+        for part in (from_diversity, x.mean + from_diversity)
     )
+    diversity = torch.where(x.deviation_norm > 0, mixed.deviation_norm / x.deviation_norm, torch.nan)
+    return torch.where(x.has_mean, fed, torch.nan), Mu(torch.where(x.has_mean, mean, torch.nan), diversity)
 
 
 def attention_entropy(attention: Tensor | AttentionOperator, mask: Tensor | None = None) -> Tensor:
@@ -112,26 +126,6 @@ def attention_entropy(attention: Tensor | AttentionOperator, mask: Tensor | None
     p = TokenMatrix(attention, mask)
     per_row = torch.special.entr(p.values).sum(dim=-1, dtype=torch.float64)  # (…, n)
     return torch.where(p.norm.isfinite(), per_row.sum(dim=-1) / p.count, torch.nan)
-
-
-def _transfer(
-    attention: Tensor | AttentionOperator, tokens: Tensor | TokenMatrix, mask: Tensor | None
-) -> tuple[TokenMatrix, Tensor, TokenMatrix]:
-    """X, the mean of P Π⊥X (…, d), and the tokens P Π⊥X, all float64 and rescaled: ω and μ are free of scale.
-
-    With P1 = 1, PX = 1x̄ᵀ + PΠ⊥X: the mean is carried over untouched and only the deviations are
-    multiplied, so nothing cancels when they are small.
-    """
-    x = TokenMatrix.of(tokens, mask).rescaled
-    if attention.shape[-1] != x.values.shape[-2] or attention.shape[-1] != attention.shape[-2]:
-        shapes = f"{tuple(attention.shape)} and {tuple(x.values.shape)}"
-        raise ValueError(f"expected attention (…, n, n) over the tokens (…, n, d), got {shapes}")
-    if isinstance(attention, Tensor):
-        p = square_rows(attention, x.mask)
-        mixed = TokenMatrix(p.values.double() @ x.deviations, p.mask)  # (…, n, d)
-    else:
-        mixed = TokenMatrix(streaming.product(attention, x.deviations, x.mask), x.mask)
-    return x, mixed.values.sum(dim=-2) / x.count.unsqueeze(-1), mixed
 
 
 def square_rows(attention: Tensor, mask: Tensor | None) -> TokenMatrix:

@@ -4,7 +4,7 @@
 | ------------------------------ | ------------------------------------------------------------------------------- |
 | small (n < 80)                 | dense, as `delta` and `second_eigenvalue`                                       |
 | of heads that fit into memory  | a Krylov space of Π⊥P; dense for those that have not converged (n ≤ 1024)       |
-| longer (`streaming`)           | the same with rows made again for every product, in at most 10 sweeps           |
+| longer                         | the same with rows made again for every product, in at most 10 sweeps           |
 
 |λ₂| of a lower triangular (causal) P is on its diagonal. Shapes and masks as in `attention.py`.
 """
@@ -12,131 +12,186 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from depthscope.measures import streaming
-from depthscope.measures.attention import delta, is_triangular, second_eigenvalue, square_rows
-from depthscope.measures.bounded import Bounded
+from depthscope.measures.attention import delta, is_triangular, largest_on_diagonal, second_eigenvalue, square_rows
 from depthscope.measures.heads import GroupedAttention, is_streamed
 from depthscope.measures.krylov import BlockKrylov, largest_of_symmetric, random_rows, spectral_radius
 from depthscope.measures.operators import AttentionOperator
+from depthscope.measures.sweeps import Survey, survey
 from depthscope.measures.tokens import TokenMatrix
-from depthscope.measures.unit_matrices import UnitMatrices, frobenius_norms
 
-TOLERANCE = 1e-5  # relative: what is not known to it is done by the dense form
+TOLERANCE = 1e-5  # relative: no more products than it takes to know it to this; then the dense form, if there is one
+SWEEPS = 10  # over the rows of a long head that a measure may take, the survey among them
+_VECTORS = 16  # of a long head, at once: beside the scores, they cost next to nothing
 _SMALL = 80  # below, the dense form is faster, and a space would be all of Rⁿ
 _DENSE_MOST = 1024  # above, the dense form takes too long to stand behind: the bound says what was reached
 
 
-def bounded_delta(attention: Tensor | AttentionOperator, mask: Tensor | None = None) -> Bounded:
-    """δ = ‖Π⊥P‖₂ (see `delta`), with a bound on its error that is true but for a chance of 1e-9 (`krylov`)."""
-    if isinstance(attention, Tensor):
-        return _delta(attention, mask)
-    return _of_group(_delta, attention, mask) or streaming.delta(attention, mask)
+class Bounded(NamedTuple):
+    """What a fast form found, and how far it can be from what the dense form of the same measure finds.
+
+    Both are float64 of the same shape. `error` is absolute; nan where the value is.
+    """
+
+    value: Tensor
+    error: Tensor
 
 
-def bounded_second_eigenvalue(attention: Tensor | AttentionOperator, mask: Tensor | None = None) -> Bounded:
-    """|λ₂(P)| (see `second_eigenvalue`), with a bound on its error, first order in the residual (`spectral_radius`)."""
-    if isinstance(attention, Tensor):
-        return _second_eigenvalue(attention, mask)
-    return _of_group(_second_eigenvalue, attention, mask) or streaming.second_eigenvalue(attention, mask)
-
-
-def _of_group(compute: Callable[..., Bounded], attention: AttentionOperator, mask: Tensor | None) -> Bounded | None:
-    if isinstance(attention, GroupedAttention):
-        value, error = attention.group.once(compute, mask)
-        return Bounded(value[attention.number], error[attention.number])
-    return None if is_streamed(attention) else compute(attention.dense(), mask)
-
-
-def _delta(attention: Tensor, mask: Tensor | None) -> Bounded:
-    if attention.shape[-1] < _SMALL:
-        return _exact(delta, attention, mask)
-    p = square_rows(attention, mask)
-    centred, spread = _centred(p)
-    usable = spread.isfinite()
-    space = BlockKrylov(centred.gram, _start(centred.values, 4))
-    rounding = 2 * torch.finfo(p.values.dtype).eps  # of the deviations and their scale
-    for steps in (12, 6):
-        found = largest_of_symmetric(space.extend(steps))
-        if bool((found.above <= TOLERANCE * found.value).all()):
-            break
-    value, error = found.root(centred.images)
-    error = torch.where(spread > 0, error + rounding, 0.0)
-    return _or_exact(delta, Bounded(value * spread, error * spread), usable, attention, mask)
-
-
-def _second_eigenvalue(attention: Tensor, mask: Tensor | None) -> Bounded:
-    if attention.shape[-1] < _SMALL:
-        return _exact(second_eigenvalue, attention, mask)
-    p = square_rows(attention, mask)
-    triangular = is_triangular(p.values).reshape(-1)
-    wide, spread = _deflated(p)
-    usable = spread.isfinite() & (p.count > 1).reshape(-1)
-    value = streaming.largest_on_diagonal(p.values.diagonal(dim1=-2, dim2=-1), p.real).reshape(-1)
-    value = torch.where(triangular, value, 0.0)
-    error = torch.zeros_like(value)
-    left = (usable & ~triangular & (spread > 0)).nonzero().squeeze(-1)
-    dtype = p.values.dtype
-    for width, block, steps in ((dtype, 1, 40), (torch.float64, 2, 32)):
-        if len(left) == 0:
-            break
-        exact = wide if len(left) == len(wide) else wide[left]
-        chosen = exact.to(width)
-        space = BlockKrylov(partial(_times, chosen), _start(chosen, block))
-        found = spectral_radius(space.extend(steps)).measured(partial(_times, exact))
-        off = found.error + torch.finfo(dtype).eps * found.value  # as P is rounded
-        value[left], error[left] = found.value * spread[left], off * spread[left]
-        left = left[~(off <= TOLERANCE * found.value)]
-    return _or_exact(second_eigenvalue, Bounded(value, error), usable, attention, mask)
-
-
-def _centred(p: TokenMatrix) -> tuple[UnitMatrices, Tensor]:
-    """Π⊥P/‖Π⊥P‖_F (matrices, n, n), 0 where that has no meaning, and ‖Π⊥P‖_F (matrices,)."""
-    deviations = p.deviations.flatten(0, -3)
-    spread, safe = frobenius_norms(deviations)
-    if safe:
-        return UnitMatrices(deviations, spread.reciprocal()), spread
-    spread = p.deviation_norm.reshape(-1)
-    usable = spread.isfinite()
-    scale = torch.where(usable & (spread > 0), spread, 1.0).to(deviations.dtype)[:, None, None]
-    return UnitMatrices(torch.where(usable[:, None, None], deviations / scale, 0.0), torch.ones_like(spread)), spread
-
-
-def _deflated(p: TokenMatrix) -> tuple[Tensor, Tensor]:
-    """The same in float64 throughout: eigenvalues may feel every rounding."""
-    centred, spread = _centred(p if p.values.dtype == torch.float64 else TokenMatrix(p.values.double(), p.mask))
-    return centred.values * centred.factor[:, None, None], spread
-
-
-def _times(matrices: Tensor, rows: Tensor) -> Tensor:
-    return rows @ matrices.mT
-
-
-def _start(matrices: Tensor, block: int) -> Tensor:
-    count, n, _ = matrices.shape
-    everywhere = torch.ones(n, dtype=torch.bool, device=matrices.device)
-    return random_rows(count, block, everywhere, matrices.dtype)
-
-
-def _or_exact(
-    exact: Callable[..., Tensor], found: Bounded, usable: Tensor, attention: Tensor, mask: Tensor | None
+def bounded_delta(
+    attention: Tensor | AttentionOperator, mask: Tensor | None = None, known: Survey | None = None
 ) -> Bounded:
-    """What was found, in the shape of the batch; by the exact form where it is not known to the tolerance."""
-    value, error = (torch.where(usable, part, torch.nan) for part in found)
-    failed = usable & ~(error <= TOLERANCE * value)
-    n = attention.shape[-1]
-    if n <= _DENSE_MOST and bool(failed.any()):
-        masks = None if mask is None else mask.expand(attention.shape[:-1]).reshape(-1, n)[failed]
-        value[failed] = exact(attention.reshape(-1, n, n)[failed], masks)
-        error[failed] = 0.0
-    shape = attention.shape[:-2]
-    return Bounded(value.reshape(shape), error.reshape(shape))
+    """δ = ‖Π⊥P‖₂ (see `delta`), with a bound on its error that is true but for a chance of 1e-9 (`krylov`).
+
+    `known`: the survey of a long head, if there is one.
+    """
+    if isinstance(attention, GroupedAttention):
+        return Bounded(*(part[attention.number] for part in attention.group.once(bounded_delta, mask)))
+    p = _dense_if_small(attention)
+    if isinstance(p, Tensor) and p.shape[-1] < _SMALL:
+        return _exactly(delta(p, mask))
+    centred = _Dense(square_rows(p, mask)) if isinstance(p, Tensor) else _Streamed(p, mask, known)
+    value = error = torch.zeros_like(centred.spread)
+    if bool(centred.used.any()):
+        block = 4 if isinstance(p, Tensor) else centred.block
+        space = BlockKrylov(centred.gram, centred.start(block))
+        for steps in (12, 6) if isinstance(p, Tensor) else (3, *[1] * (SWEEPS - 4)):
+            square, above = largest_of_symmetric(space.extend(steps))
+            value, error = square.sqrt(), (square + above).sqrt() - square.sqrt()
+            if bool((~(error > TOLERANCE / 2 * value) | ~centred.used).all()):
+                break
+    return _finished(delta, value, error, centred, p, mask)
 
 
-def _exact(compute: Callable[..., Tensor], attention: Tensor, mask: Tensor | None) -> Bounded:
-    value = compute(attention, mask)
+def bounded_second_eigenvalue(
+    attention: Tensor | AttentionOperator, mask: Tensor | None = None, known: Survey | None = None
+) -> Bounded:
+    """|λ₂(P)| (see `second_eigenvalue`), with a bound on its error, first order in the residual (`spectral_radius`)."""
+    if isinstance(attention, GroupedAttention):
+        return Bounded(*(part[attention.number] for part in attention.group.once(bounded_second_eigenvalue, mask)))
+    p = _dense_if_small(attention)
+    if isinstance(p, Tensor) and p.shape[-1] < _SMALL:
+        return _exactly(second_eigenvalue(p, mask))
+    centred = _Dense(square_rows(p, mask)) if isinstance(p, Tensor) else _Streamed(p, mask, known)
+    value = largest_on_diagonal(centred.diagonal, centred.real) / centred.scale
+    error = torch.zeros_like(value)
+    centred.spread = torch.where(centred.real.sum(dim=-1) > 1, centred.spread, torch.nan)
+    if bool((left := centred.used & ~centred.triangular).any()):
+        block = 2 if isinstance(p, Tensor) else centred.block
+        space = BlockKrylov(centred.times, centred.start(block))
+        for steps in (20, 12) if isinstance(p, Tensor) else (6, *[1] * (SWEEPS - 7)):
+            radius, off = spectral_radius(space.extend(steps), centred.rounding)
+            if bool((~(off > TOLERANCE / 2 * radius) | ~left).all()):
+                break
+        value, error = torch.where(left, radius, value), torch.where(left, off, error)
+    return _finished(second_eigenvalue, value, error, centred, p, mask)
+
+
+def _dense_if_small(attention: Tensor | AttentionOperator) -> Tensor | AttentionOperator:
+    n, m = attention.shape[-2:]
+    if n != m:
+        raise ValueError(f"expected attention matrices (…, n, n), got shape {tuple(attention.shape)}")
+    return attention if isinstance(attention, Tensor) or is_streamed(attention) else attention.dense()
+
+
+def _exactly(value: Tensor) -> Bounded:
     return Bounded(value, torch.zeros_like(value))
+
+
+def _finished(
+    exact: Callable[..., Tensor],
+    value: Tensor,
+    error: Tensor,
+    centred: _Centred,
+    p: Tensor | AttentionOperator,
+    mask: Tensor | None,
+) -> Bounded:
+    """In the size of P and the shape of its batch; by the exact form where that can be had and the bound is too wide.
+
+    |λ₂| ≤ δ ≤ ‖Π⊥P‖_F, so no error is larger than what is left up to it, or down to 0.
+    """
+    usable = centred.spread.isfinite()
+    error = torch.minimum(error + centred.rounding * (value > 0), torch.maximum(value, 1 - value))
+    parts = (torch.where(centred.spread == 0, 0.0, part) * centred.spread for part in (value, error))
+    value, error = (torch.where(usable, part, torch.nan) for part in parts)
+    n = p.shape[-1]
+    failed = usable & ~(error <= TOLERANCE * value)
+    if isinstance(p, Tensor) and n <= _DENSE_MOST and bool(failed.any()):
+        masks = None if mask is None else mask.expand(p.shape[:-1]).reshape(-1, n)[failed]
+        value[failed], error[failed] = exact(p.reshape(-1, n, n)[failed], masks), 0.0
+    return Bounded(value.reshape(p.shape[:-2]), error.reshape(p.shape[:-2]))
+
+
+class _Centred:
+    """C = Π⊥P/‖Π⊥P‖_F in float64, (matrices, n, n), applied to rows of vectors (matrices, k, n).
+
+    `times` is C v and `gram` CᵀC v for every row v.
+    """
+
+    def __init__(self, spread: Tensor, diagonal: Tensor, triangular: Tensor, real: Tensor):
+        self.spread, self.diagonal, self.triangular, self.real = spread, diagonal, triangular, real
+        self.used = spread.isfinite() & (spread > 0)
+        self.scale = torch.where(self.used, spread, 1.0)
+        n = real.shape[-1]
+        self.block = min(_VECTORS, max(n // (SWEEPS + 1), 1))  # of more dimensions than n there is no space
+        self.rounding = n**0.5 * torch.finfo(torch.float64).eps  # of sums of n rounded numbers
+
+    def start(self, block: int) -> Tensor:
+        return random_rows(len(self.spread), block, self.real.shape[-1], self.real.device)
+
+
+class _Dense(_Centred):
+    """Of matrices that are there."""
+
+    def __init__(self, p: TokenMatrix):
+        wide = TokenMatrix(p.values.double(), p.mask)
+        n = p.values.shape[-1]
+        super().__init__(
+            wide.deviation_norm.reshape(-1),
+            p.values.diagonal(dim1=-2, dim2=-1).reshape(-1, n),
+            is_triangular(p.values).reshape(-1),
+            p.real.reshape(-1, n),
+        )
+        deviations = wide.deviations.flatten(0, -3) / self.scale[:, None, None]
+        self.matrices = torch.where(self.used[:, None, None], deviations, 0.0)
+
+    def times(self, v: Tensor) -> Tensor:
+        return v @ self.matrices.mT
+
+    def gram(self, v: Tensor) -> Tensor:
+        return (v @ self.matrices.mT) @ self.matrices
+
+
+class _Streamed(_Centred):
+    """Of rows that are made again for each product, in one sweep. Rows may be nearly equal (under a sink), so they are
+    shifted by their mean before they are multiplied, and nothing cancels."""
+
+    def __init__(self, attention: AttentionOperator, mask: Tensor | None, known: Survey | None):
+        known = survey(attention, mask) if known is None else known
+        super().__init__(known.spread, known.diagonal, known.triangular, known.real)
+        self.attention, self.mean = attention, torch.where(self.used.unsqueeze(-1), known.mean_row, 0.0)
+
+    def _sweep(self, v: Tensor, both: bool) -> Tensor:
+        """C v, or CᵀC v: a tile is used for both products. After the keys that they see, rows are minus their mean."""
+        image = torch.zeros_like(v)
+        for tile in self.attention.tiles():
+            own, seen = self.real[:, tile.first : tile.last], tile.seen
+            kept = own[..., None] & self.real[:, None, :seen] & self.used[:, None, None]
+            rows = torch.where(kept, tile.rows.double(), 0.0) - self.mean[:, None, :seen]
+            y = v[..., :seen] @ rows.mT - v[..., seen:] @ self.mean[:, seen:, None]
+            y = torch.where(own[:, None, :], y, 0.0) / self.scale[:, None, None]
+            if both:
+                image[..., :seen] += y @ rows
+                image[..., seen:] -= y.sum(dim=-1, keepdim=True) * self.mean[:, None, seen:]
+            else:
+                image[..., tile.first : tile.last] = y
+        return image / self.scale[:, None, None] if both else image
+
+    def times(self, v: Tensor) -> Tensor:
+        return self._sweep(v, both=False)
+
+    def gram(self, v: Tensor) -> Tensor:
+        return self._sweep(v, both=True)

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from depthscope.measures.norms import norm_of_rows, with_arithmetic
 
-_SAFE = (1e-15, 1e15)  # norms whose squares and products float32 holds with all its digits
-
 
 class AgainstTrunk(NamedTuple):
     """Per token, float64, (…, n)."""
@@ -31,18 +29,10 @@ def against_trunk(branch: Tensor, trunk: Tensor) -> AgainstTrunk:
     if branch.shape != trunk.shape:
         shapes = f"{tuple(branch.shape)} and {tuple(trunk.shape)}"
         raise ValueError(f"expected a branch and a trunk of one shape, got {shapes}")
-    branch, trunk = with_arithmetic(branch), with_arithmetic(trunk)
-    wide = torch.promote_types(torch.promote_types(branch.dtype, trunk.dtype), torch.float32)
-    b, x = branch.to(wide), trunk.to(wide)
-    # As a product of a row and a column per token: nothing of the tokens' size is made.
-    inner = torch.matmul(b.unsqueeze(-2), x.unsqueeze(-1)).flatten(-3).double()  # (…, n)
-    size, base = (torch.linalg.vector_norm(values, dim=-1).double() for values in (b, x))
-    if not (_safe(size) and _safe(base)):
-        size, base = norm_of_rows(b), norm_of_rows(x)
-        b, x = (values.double() / _or_one(norm).unsqueeze(-1) for values, norm in ((b, size), (x, base)))
-        cosine = (b * x).sum(dim=-1)
-    else:
-        cosine = inner / (size * base)
+    b, x = with_arithmetic(branch), with_arithmetic(trunk)
+    size, base = norm_of_rows(b), norm_of_rows(x)  # (…, n)
+    units = [v.double() / torch.where(norm > 0, norm, 1.0).unsqueeze(-1) for v, norm in ((b, size), (x, base))]
+    cosine = (units[0] * units[1]).sum(dim=-1)
     finite = size.isfinite() & base.isfinite() & (base > 0)
     return AgainstTrunk(
         ratio=torch.where(finite, size / base, torch.nan),
@@ -54,14 +44,3 @@ def median(values: Tensor, real: Tensor | None = None) -> Tensor:
     """The median of all real values that are numbers, float64, (); nan if there is none."""
     chosen = values if real is None else torch.where(real.to(values.device), values, torch.nan)
     return torch.nanquantile(chosen.flatten().double(), 0.5) if chosen.numel() else chosen.new_full((), torch.nan)
-
-
-def _safe(norms: Tensor) -> bool:
-    """Whether every token came through the squares unharmed; false for zeros, for what is not finite, and on another
-    device than the CPU, which is not asked."""
-    low, high = _SAFE
-    return norms.device.type == "cpu" and bool(((norms > low) & (norms < high)).all())
-
-
-def _or_one(norms: Tensor) -> Tensor:
-    return torch.where(norms > 0, norms, 1.0)

@@ -13,8 +13,7 @@
 What `compute` is given: `station` a Summary, `tokens` and `batch` a TokenMatrix, `step` and `branch` the `TokenNorms`
 before and after (of the trunk and of the branch), `block` the unit tokens before and after, their mask and a `Scratch`,
 `attention` a HeadInput. Results are (batch,) or, of a Summary or a step, (stations, batch).
-`bounded` is given the same and returns the same number, faster, as a `Bounded` with a bound on its own error: a probe
-takes it where there is one, and the largest bounds are in the profile's metadata.
+A result may be a `Bounded`, a number with a bound on its own error: the largest bounds are in the profile's metadata.
 
 Other packages add measures with `MEASURES.register(Measure(…))` or the entry-point group `depthscope.measures`.
 """
@@ -23,22 +22,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from depthscope.measures import streaming
-from depthscope.measures.attention import Mu, attention_entropy, delta, omega_and_mu, second_eigenvalue
-from depthscope.measures.attention_spectra import bounded_delta, bounded_second_eigenvalue
-from depthscope.measures.bounded import Bounded
+from depthscope.measures.attention import Mu, attention_entropy, omega_and_mu
+from depthscope.measures.attention_spectra import Bounded, bounded_delta, bounded_second_eigenvalue
 from depthscope.measures.energy import energy_split, largest_feature
 from depthscope.measures.given import HEAD_PARTS, PARTS, HeadInput
-from depthscope.measures.heads import is_streamed
 from depthscope.measures.rank import (
-    bounded_effective_rank,
-    bounded_stable_rank,
     composite_residual,
     effective_rank,
     leading_direction,
@@ -55,7 +48,7 @@ from depthscope.measures.similarity import (
     token_diversity,
     token_similarity,
 )
-from depthscope.measures.sinks import largest_logit, row_peaks
+from depthscope.measures.sweeps import largest_logit, row_peaks
 from depthscope.measures.tokens import TokenMatrix
 from depthscope.naming import as_names, unknown_name
 from depthscope.registry import Registry
@@ -86,7 +79,7 @@ class Measure:
 
     name: str
     of: Kind
-    compute: Callable[..., Tensor]
+    compute: Callable[..., Any]  # → a Tensor or a Bounded
     needs: frozenset[str] = frozenset()
     groups: tuple[Group, ...] = ("all",)
     short: str = ""  # for trackers: t_sim
@@ -94,12 +87,6 @@ class Measure:
     is_name: bool = False  # the number of something: it has no mean, and is not drawn
     crosses: bool = False  # attention: also of cross-attention, (batch, n, m)
     incomplete: bool = False  # attention: also where rows sum to less than 1, beside a sink that is no token
-    bounded: Callable[..., Bounded] | None = None  # the same number with a bound on its error
-
-    @property
-    def take(self) -> Callable[..., Tensor | Bounded]:
-        """What a probe calls."""
-        return self.compute if self.bounded is None else self.bounded
 
 
 def _check(measure: Measure) -> None:
@@ -131,37 +118,25 @@ def half_turns(before: Tensor, after: Tensor, real: Tensor | None, scratch: obje
 
 def _sink_attention(head: HeadInput) -> Tensor:
     """The attention that outlier tokens draw, mean over the queries; nan where a sequence has none."""
-    sinks, attention = head.sinks, head.attention  # (batch, n)
+    sinks = head.sinks  # (batch, n)
     if not sinks.any():
         return torch.full(sinks.shape[:1], torch.nan, dtype=torch.float64, device=sinks.device)
-    real = torch.ones_like(sinks) if head.real is None else head.real.to(sinks.device)
-    if not is_streamed(attention):
-        drawn = torch.where(sinks[:, None, :] & real[:, :, None], attention.dense(), 0.0).sum(dim=(-2, -1))
-        share = drawn.double() / real.sum(dim=-1)
-    else:
+    if head.survey is not None:
         share = torch.where(sinks, head.survey.mean_row, 0.0).sum(dim=-1)
+    else:
+        real = torch.ones_like(sinks) if head.real is None else head.real.to(sinks.device)
+        drawn = torch.where(sinks[:, None, :] & real[:, :, None], head.attention.dense(), 0.0).sum(dim=(-2, -1))
+        share = drawn.double() / real.sum(dim=-1)
     return torch.where(sinks.any(dim=-1), share, torch.nan)
 
 
-def _bounded_delta(head: HeadInput) -> Bounded:
-    if is_streamed(head.attention):
-        return streaming.delta(head.attention, head.real, head.survey)
-    return bounded_delta(head.attention, head.real)
-
-
-def _bounded_second_eigenvalue(head: HeadInput) -> Bounded:
-    if is_streamed(head.attention):
-        return streaming.second_eigenvalue(head.attention, head.real, head.survey)
-    return bounded_second_eigenvalue(head.attention, head.real)
-
-
 def _entropy(head: HeadInput) -> Tensor:
-    return head.survey.entropy if is_streamed(head.attention) else attention_entropy(head.attention.dense(), head.real)
+    return attention_entropy(head.attention.dense(), head.real) if head.survey is None else head.survey.entropy
 
 
 def _largest_logit(head: HeadInput) -> Tensor:
-    surveyed = is_streamed(head.attention) and head.scores is None
-    peaks = head.survey.peaks if surveyed else row_peaks(head.attention, head.scores)
+    known = head.survey if head.scores is None else None
+    peaks = row_peaks(head.attention, head.scores) if known is None else known.peaks
     if peaks is None:
         raise ValueError("expected the scores that a softmax reads, or queries and keys, got attention's matrix alone")
     return largest_logit(peaks, head.real)
@@ -173,20 +148,15 @@ def _sink_value_norm(head: HeadInput) -> Tensor:
     return ratios.masked_fill(~head.sinks, torch.nan).nanmean(dim=-1)
 
 
-def _energy(x: TokenMatrix, part: str) -> Tensor:
-    return getattr(x.once(energy_split), part)
-
-
 def _omega_and_mu(head: HeadInput) -> tuple[Tensor, Mu]:
-    streamed = is_streamed(head.attention)
-    return omega_and_mu(head.attention if streamed else head.attention.dense(), head.tokens)
+    return omega_and_mu(head.attention.dense() if head.survey is None else head.attention, head.tokens)
 
 
 def _station(name: str, compute: Callable[..., Tensor], *needs: str, **fields: object) -> Measure:
     return Measure(name, "station", compute, frozenset(needs), **{"groups": _DEFAULT, **fields})  # type: ignore[arg-type]
 
 
-def _head(name: str, compute: Callable[[HeadInput], Tensor], *needs: str, **fields: object) -> Measure:
+def _head(name: str, compute: Callable[[HeadInput], Tensor | Bounded], *needs: str, **fields: object) -> Measure:
     return Measure(name, "attention", compute, frozenset(needs), **{"groups": _RANK, **fields})  # type: ignore[arg-type]
 
 
@@ -209,33 +179,21 @@ _OURS = (
     Measure("escalation_rate", "step", escalation_rate, groups=_DEFAULT),
     Measure("angular_distance", "block", half_turns, groups=_DEFAULT),
     Measure("branch_ratio", "branch", lambda trunk, branch: branch.norm / trunk.norm, groups=_RANK),
-    Measure(
-        "effective_rank",
-        "tokens",
-        effective_rank,
-        groups=("verdict", "spectral", "all"),
-        bounded=bounded_effective_rank,
-    ),
+    Measure("effective_rank", "tokens", effective_rank, groups=("verdict", "spectral", "all")),
     Measure("ordinary_rank", "tokens", ordinary_rank, groups=("verdict", "spectral", "all")),
     Measure("sampled_rank", "batch", lambda x: x.once(sampled_rank).mean),
     Measure("sampled_rank_error", "batch", lambda x: x.once(sampled_rank).error),
     Measure("largest_feature_share", "tokens", lambda x: largest_feature(x).share, groups=_VERDICT, is_share=True),
     Measure("largest_feature", "tokens", lambda x: largest_feature(x).feature, groups=_VERDICT, is_name=True),
-    Measure("stable_rank", "tokens", stable_rank, groups=_RANK, bounded=bounded_stable_rank),
+    Measure("stable_rank", "tokens", stable_rank, groups=_RANK),
     Measure("leading_share", "tokens", lambda x: leading_direction(x).energy_share, groups=_RANK, is_share=True),
     Measure("leading_evenness", "tokens", lambda x: leading_direction(x).evenness, groups=_RANK, is_share=True),
     Measure("leading_token", "tokens", lambda x: leading_direction(x).largest_token, groups=_RANK),
-    _head(
-        "delta",
-        lambda head: delta(head.attention.dense(), head.real),
-        "attention",
-        bounded=_bounded_delta,
-    ),
+    _head("delta", lambda head: bounded_delta(head.attention, head.real, head.survey), "attention"),
     _head(
         "second_eigenvalue",
-        lambda head: second_eigenvalue(head.attention.dense(), head.real),
+        lambda head: bounded_second_eigenvalue(head.attention, head.real, head.survey),
         "attention",
-        bounded=_bounded_second_eigenvalue,
     ),
     _head("omega", lambda head: head.once(_omega_and_mu)[0], "attention", "tokens"),
     _head("mu_mean", lambda head: head.once(_omega_and_mu)[1].mean, "attention", "tokens"),
@@ -246,15 +204,10 @@ _OURS = (
     _head("sink_value_norm", _sink_value_norm, "values", "sinks", incomplete=True),
     Measure("composite_residual", "tokens", composite_residual),
     _station("frequency_ratio", lambda s: frequency_ratio(s.norms), "norms", groups=("all",)),
-    *(
-        Measure(
-            f"energy_{part}",
-            "batch",
-            partial(_energy, part=part),
-            groups=_VERDICT,
-        )
-        for part in ("shared", "sequence", "position", "token")
-    ),
+    Measure("energy_shared", "batch", lambda x: x.once(energy_split).shared, groups=_VERDICT),
+    Measure("energy_sequence", "batch", lambda x: x.once(energy_split).sequence, groups=_VERDICT),
+    Measure("energy_position", "batch", lambda x: x.once(energy_split).position, groups=_VERDICT),
+    Measure("energy_token", "batch", lambda x: x.once(energy_split).token, groups=_VERDICT),
 )
 MEASURES: Registry[Measure] = Registry("measure", "depthscope.measures", _OURS, check=_check)
 

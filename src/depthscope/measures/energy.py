@@ -51,8 +51,7 @@ def largest_feature(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) ->
 def _largest_feature(x: TokenMatrix) -> LargestFeature:
     usable = x.norm.isfinite() & (x.norm > 0)
     share, index = (norm_of_rows(x.values.mT) / x.norm[..., None]).square().max(dim=-1)  # over (…, d)
-    share, place = share.clamp(max=1), index.double()
-    return LargestFeature(torch.where(usable, share, torch.nan), torch.where(usable, place, torch.nan))
+    return LargestFeature(*(torch.where(usable, part, torch.nan) for part in (share.clamp(max=1), index.double())))
 
 
 def energy_split(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> EnergySplit:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
+from depthscope.measures.heads import is_streamed
 from depthscope.measures.norms import TokenNorms
 from depthscope.measures.operators import AttentionOperator, DenseAttention
 from depthscope.measures.similarity import directions_without_outliers
-from depthscope.measures.survey import Survey, survey
+from depthscope.measures.sweeps import Survey, survey
 from depthscope.measures.tokens import TokenMatrix
 
 T = TypeVar("T")
@@ -20,8 +20,8 @@ T = TypeVar("T")
 class MissingNeed(LookupError):
     """A measure has asked for something that its record does not say it needs."""
 
-    def __init__(self, what: str, given: Iterable[str]):
-        super().__init__(f"{what!r} was not computed: add it to the measure's needs ({', '.join(given) or 'none'} now)")
+    def __init__(self, what: str, known: Iterable[str]):
+        super().__init__(f"{what!r} was not computed: add it to the measure's needs ({', '.join(known) or 'none'} now)")
 
 
 class Summary:
@@ -36,13 +36,7 @@ class Summary:
     | `outliers`     | how many tokens are outliers                        |
     """
 
-    norms: TokenNorms
-    directions: TokenNorms
-    ordinary: TokenNorms
-    largest_norm: Tensor
-    outliers: Tensor
-
-    def __init__(self, parts: dict[str, TokenNorms | Tensor]):
+    def __init__(self, parts: dict[str, Any]):
         self.parts = parts
 
     def __getattr__(self, name: str) -> Any:
@@ -63,15 +57,10 @@ PARTS: dict[str, Callable[[TokenMatrix, TokenMatrix], TokenNorms | Tensor]] = {
     "directions": lambda x, _found: x.directions.norms,
     "ordinary": lambda x, _found: directions_without_outliers(x),
     "largest_norm": lambda x, _found: x.largest_norm,
-    "outliers": lambda _x, found: _outlier_count(found),
+    "outliers": lambda _x, found: found.outliers.sum(dim=-1).double(),
 }
-
-
 OF_OUTLIERS = frozenset({"ordinary", "outliers", "sinks"})  # needs for which outlier tokens must be found
-
-
-def _outlier_count(x: TokenMatrix) -> Tensor:
-    return x.outliers.sum(dim=-1).double() if x.has_outliers else torch.zeros_like(x.norms.mean_norm)
+HEAD_PARTS = frozenset({"attention", "matrix", "tokens", "real", "sinks", "values", "scores"})
 
 
 class HeadInput:
@@ -79,7 +68,7 @@ class HeadInput:
 
     | part        | what it is                                                                     |
     | ----------- | ------------------------------------------------------------------------------ |
-    | `attention` | P as an operator: `@`, `.T`, `.dense()`                                         |
+    | `attention` | P as an operator: `@`, `.dense()`                                              |
     | `matrix`    | P itself, (batch, n, m)                                                        |
     | `tokens`    | the `TokenMatrix` that attention reads                                         |
     | `real`      | (batch, n) true for real tokens; None: all are                                 |
@@ -87,16 +76,8 @@ class HeadInput:
     | `values`    | (batch, m, d_v), the values that P is applied to                               |
     | `scores`    | (batch, n, m), what an eager softmax read; None: `attention` makes them        |
 
-    With `attention` comes its `survey`: what one sweep over its rows finds out.
+    With `attention` comes its `survey`: what one sweep over its rows finds out, of a head that has no matrix.
     """
-
-    attention: AttentionOperator
-    matrix: Tensor
-    tokens: TokenMatrix
-    real: Tensor | None
-    sinks: Tensor
-    values: Tensor
-    scores: Tensor | None
 
     def __init__(self, parts: dict[str, Callable[[], Any]], shared: dict[Any, Any] | None = None):
         self.parts = parts
@@ -121,16 +102,15 @@ class HeadInput:
         return self._shared[key]
 
     @property
-    def survey(self) -> Survey:
-        """What one sweep over the rows finds out: all measures of a head share it."""
-        attention = self.attention
-        if "survey" not in self._shared:
+    def survey(self) -> Survey | None:
+        """What one sweep over the rows finds out, shared by all measures of a head; None where the matrix is there."""
+        attention: AttentionOperator = self.attention
+        if "survey" not in self._shared and is_streamed(attention):
             self._shared["survey"] = survey(attention, self.real)
-        found: Survey = self._shared["survey"]
-        return found
+        return self._shared.get("survey")
 
     def only(self, needs: frozenset[str]) -> HeadInput:
-        """The parts that a measure has declared, and whether the mask is there is no question."""
+        """The parts that a measure has declared, and the mask."""
         source = {"matrix"} if "attention" in needs and "attention" not in self.parts else set()  # a matrix is enough
         kept = {name: make for name, make in self.parts.items() if name in needs | source | {"real"}}
         return HeadInput(kept, self._shared)
@@ -138,6 +118,3 @@ class HeadInput:
     def has(self, needs: frozenset[str]) -> bool:
         """Whether all of these can be had."""
         return needs <= self.parts.keys()
-
-
-HEAD_PARTS = frozenset({"attention", "matrix", "tokens", "real", "sinks", "values", "scores"})

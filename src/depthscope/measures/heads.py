@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -27,14 +26,7 @@ class HeadGroup:
     @cached_property
     def matrices(self) -> Tensor:
         """(heads, batch, n, m)."""
-        scored = [head for head in self.heads if isinstance(head, ScoredAttention) and not head.query.requires_grad]
-        if len(scored) < len(self.heads):
-            return torch.stack([head.dense() for head in self.heads])
-        first = scored[0]
-        whole = torch.empty((len(self.heads), *first.shape), dtype=first.query.dtype, device=first.query.device)
-        for head, matrix in zip(scored, whole, strict=True):
-            head.dense(out=matrix)
-        return whole
+        return torch.stack([head.dense() for head in self.heads])
 
     def once(self, compute: Callable[..., T], real: Tensor | None) -> T:
         """compute(matrices, mask) for all heads, computed once; the mask (batch, n) gets an axis for the heads."""
@@ -44,24 +36,18 @@ class HeadGroup:
         return self._known[compute]
 
 
-@dataclass(frozen=True)
 class GroupedAttention(DenseAttention):
     """One head of a group: its matrix is made with those of the others."""
 
-    group: HeadGroup
-    number: int
-
     def __init__(self, group: HeadGroup, number: int):
-        object.__setattr__(self, "group", group)
-        object.__setattr__(self, "number", number)
-
-    @property  # type: ignore[misc]
-    def matrix(self) -> Tensor:  # type: ignore[override]
-        return self.group.matrices[self.number]
+        self.group, self.number = group, number
 
     @property
     def shape(self) -> torch.Size:
         return self.group.heads[self.number].shape
+
+    def dense(self) -> Tensor:
+        return self.group.matrices[self.number]
 
 
 def is_streamed(attention: AttentionOperator) -> bool:
@@ -82,19 +68,18 @@ def together(heads: Iterable[AttentionOperator]) -> Iterator[AttentionOperator]:
     A head that is larger by itself comes as it is: if it is made of queries and keys, it has no matrix.
     """
     waiting: list[AttentionOperator] = []
+
+    def grouped() -> Iterator[AttentionOperator]:
+        group = HeadGroup(waiting.copy())
+        waiting.clear()
+        return (GroupedAttention(group, number) for number in range(len(group.heads)))
+
     for head in heads:
         entries = head.shape.numel()
         if waiting and (head.shape != waiting[0].shape or (len(waiting) + 1) * entries > TOGETHER):
-            yield from _as_group(waiting)
-            waiting = []
+            yield from grouped()
         if entries > TOGETHER:
             yield head
         else:
             waiting.append(head)
-    yield from _as_group(waiting)
-
-
-def _as_group(heads: list[AttentionOperator]) -> Iterator[AttentionOperator]:
-    if heads:
-        group = HeadGroup(heads)
-        yield from (GroupedAttention(group, number) for number in range(len(heads)))
+    yield from grouped()

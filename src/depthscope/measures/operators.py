@@ -1,4 +1,4 @@
-"""A head's attention as something that is applied to vectors: P @ x, P.T @ y, and P itself only if asked for.
+"""A head's attention as something that is applied to vectors: P @ x, or P itself, `dense()`, only if asked for.
 
 The matrix of one head has n × m entries, which long contexts do not have the memory for. `ScoredAttention` keeps the
 queries and keys that the matrix is made of, O((n + m)d), and makes some rows at a time.
@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-ROWS = 1024  # made at a time
 TILE = 2**20  # entries that a sweep over the rows has at a time: they stay in the processor's caches
 _WIDTHS = 8  # of the tiles of causal attention
 _FEWEST = 16  # rows of a tile, however long they are: fewer would not be worth a matrix product
 
 
 class Tile(NamedTuple):
-    """The rows `first` … `last` − 1 of P, (…, last − first, seen): behind the first `seen` keys they are 0."""
+    """The rows `first` … `last` − 1 of P, (…, last − first, seen): after the first `seen` keys they are 0."""
 
     first: int
     last: int
@@ -34,93 +33,64 @@ class Tile(NamedTuple):
         return None if self.scores is None else self.scores.amax(dim=-1)
 
 
-class AttentionOperator(Protocol):
+class AttentionOperator:
     """Row-stochastic attention (…, n, m), with n queries and m keys."""
 
     @property
-    def shape(self) -> torch.Size: ...
-
-    @property
-    def T(self) -> TransposedAttention: ...
-
-    def __matmul__(self, x: Tensor) -> Tensor:
-        """x (…, m, k) → (…, n, k)."""
-        ...
-
-    def transposed_times(self, y: Tensor) -> Tensor:
-        """Pᵀ y: y (…, n, k) → (…, m, k)."""
-        ...
+    def shape(self) -> torch.Size:
+        raise NotImplementedError
 
     def dense(self) -> Tensor:
         """The matrix, (…, n, m)."""
-        ...
+        raise NotImplementedError
+
+    def tile(self, first: int, last: int) -> Tile:
+        """The rows first … last − 1."""
+        raise NotImplementedError
 
     def tiles(self) -> Iterator[Tile]:
         """P once, some rows at a time."""
-        ...
-
-
-def _check_rows(vectors: Tensor, rows: int) -> None:
-    if vectors.ndim < 2 or vectors.shape[-2] != rows:
-        raise ValueError(f"expected vectors as the columns of (…, {rows}, k), got shape {tuple(vectors.shape)}")
-
-
-@dataclass(frozen=True)
-class TransposedAttention:
-    """Pᵀ, (…, m, n)."""
-
-    of: AttentionOperator
-
-    @property
-    def shape(self) -> torch.Size:
-        *batch, n, m = self.of.shape
-        return torch.Size([*batch, m, n])
-
-    @property
-    def T(self) -> AttentionOperator:
-        return self.of
-
-    def __matmul__(self, y: Tensor) -> Tensor:
-        """y (…, n, k) → (…, m, k)."""
-        return self.of.transposed_times(y)
-
-    def dense(self) -> Tensor:
-        """The matrix, (…, m, n)."""
-        return self.of.dense().mT
-
-
-@dataclass(frozen=True)
-class DenseAttention:
-    """Attention whose matrix is there already: that of an eager implementation."""
-
-    matrix: Tensor  # (…, n, m)
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.matrix.shape
-
-    @property
-    def T(self) -> TransposedAttention:
-        return TransposedAttention(self)
+        n = self.shape[-2]
+        entries = max(self.shape.numel() // max(n, 1), 1)  # of one row in every matrix of the batch
+        rows = max(TILE // entries, _FEWEST)
+        for first in range(0, n, rows):
+            yield self.tile(first, min(first + rows, n))
 
     def __matmul__(self, x: Tensor) -> Tensor:
-        _check_rows(x, self.shape[-1])
-        return self.matrix @ x.to(self.matrix.dtype)
+        """x (…, m, k) → (…, n, k), in the wider precision of the two."""
+        n, m = self.shape[-2:]
+        if x.ndim < 2 or x.shape[-2] != m:
+            raise ValueError(f"expected vectors as the columns of (…, {m}, k), got shape {tuple(x.shape)}")
+        product: Tensor | None = None
+        for tile in self.tiles():
+            wide = torch.promote_types(tile.rows.dtype, x.dtype)
+            rows = tile.rows.to(wide) @ x[..., : tile.seen, :].to(wide)
+            if product is None:  # written where it stays: small tensors between tiles break up the memory they use
+                product = rows.new_empty((*rows.shape[:-2], n, x.shape[-1]))
+            product[..., tile.first : tile.last, :] = rows
+        assert product is not None
+        return product
 
-    def transposed_times(self, y: Tensor) -> Tensor:
-        _check_rows(y, self.shape[-2])
-        return self.matrix.mT @ y.to(self.matrix.dtype)
+
+class DenseAttention(AttentionOperator):
+    """Attention whose matrix (…, n, m) is there already: that of an eager implementation."""
+
+    def __init__(self, matrix: Tensor):
+        self._matrix = matrix
+
+    @property
+    def shape(self) -> torch.Size:
+        return self._matrix.shape
 
     def dense(self) -> Tensor:
-        return self.matrix
+        return self._matrix
 
-    def tiles(self) -> Iterator[Tile]:
-        for first, last in _pieces(self.shape):
-            yield Tile(first, last, self.shape[-1], self.matrix[..., first:last, :])
+    def tile(self, first: int, last: int) -> Tile:
+        return Tile(first, last, self.shape[-1], self.dense()[..., first:last, :])
 
 
 @dataclass(frozen=True)
-class ScoredAttention:
+class ScoredAttention(AttentionOperator):
     """P = softmax(QKᵀ·scale + mask), made some rows at a time. Rows that may attend to nothing are nan."""
 
     query: Tensor  # (…, n, d)
@@ -133,74 +103,30 @@ class ScoredAttention:
     def shape(self) -> torch.Size:
         return torch.Size([*self.query.shape[:-1], self.key.shape[-2]])
 
-    @property
-    def T(self) -> TransposedAttention:
-        return TransposedAttention(self)
-
-    def rows(self, first: int, last: int) -> Tensor:
-        """The rows first … last − 1 of P, (…, last − first, m)."""
-        return torch.softmax(self._scores(first, last, self.shape[-1]), dim=-1)
+    def dense(self) -> Tensor:
+        return torch.softmax(self._scores(0, *self.shape[-2:]), dim=-1)
 
     def peaks(self) -> Tensor:
         """The largest number that the softmax of each row reads, (…, n), without the softmax."""
-        m = self.shape[-1]
-        return torch.cat([self._scores(a, b, m).amax(dim=-1) for a, b in self.pieces()], dim=-1)
+        n, m = self.shape[-2:]
+        parts = [self._scores(first, min(first + 1024, n), m).amax(dim=-1) for first in range(0, n, 1024)]
+        return torch.cat(parts, dim=-1)
 
-    def tiles(self) -> Iterator[Tile]:
+    def tile(self, first: int, last: int) -> Tile:
         m = self.shape[-1]
         step = max(m // _WIDTHS, 1)
-        for first, last in _pieces(self.shape):
-            # What no row of the tile may look at is not computed. In a few widths: memory is then used again.
-            seen = min(-(-last // step) * step, m) if self.causal else m
-            scores = self._scores(first, last, seen)
-            yield Tile(first, last, seen, torch.softmax(scores, dim=-1), scores)
+        # What no row of the tile may look at is not computed. In a few widths: memory is then used again.
+        seen = min(-(-last // step) * step, m) if self.causal else m
+        scores = self._scores(first, last, seen)
+        return Tile(first, last, seen, torch.softmax(scores, dim=-1), scores)
 
     def _scores(self, first: int, last: int, seen: int) -> Tensor:
         """What the softmax of these rows reads; −inf where a query may not look."""
         scores = self.query[..., first:last, :] * self.scale @ self.key[..., :seen, :].mT
-        return self._allowed(scores, first, last, seen)
-
-    def _allowed(self, scores: Tensor, first: int, last: int, seen: int) -> Tensor:
-        """The scores with −∞ where a query may not look."""
         if self.causal and first < seen:  # keys before the first query are seen by all
             keys, queries = (torch.arange(first, end, device=scores.device) for end in (seen, last))
             scores[..., first:].masked_fill_(keys > queries[:, None], -torch.inf)
-        if self.mask is not None:
-            mask = self.mask.expand(self.shape)[..., first:last, :seen]
-            scores = (
-                scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask.to(scores.dtype)
-            )
-        return scores
-
-    def __matmul__(self, x: Tensor) -> Tensor:
-        _check_rows(x, self.shape[-1])
-        x = x.to(self.query.dtype)  # values of a half-precision model
-        return torch.cat([self.rows(a, b) @ x for a, b in self.pieces()], dim=-2)
-
-    def transposed_times(self, y: Tensor) -> Tensor:
-        _check_rows(y, self.shape[-2])
-        y = y.to(self.query.dtype)
-        first, *others = self.pieces()
-        total = self.rows(*first).mT @ y[..., slice(*first), :]
-        for piece in others:
-            total = total + self.rows(*piece).mT @ y[..., slice(*piece), :]
-        return total
-
-    def dense(self, out: Tensor | None = None) -> Tensor:
-        if out is None:
-            return self.rows(0, self.shape[-2])
-        scores = self._allowed(torch.matmul(self.query * self.scale, self.key.mT, out=out), 0, *self.shape[-2:])
-        return torch.softmax(scores, dim=-1, out=out)
-
-    def pieces(self) -> list[tuple[int, int]]:
-        """The rows that are made at a time, as (first, last + 1)."""
-        n = max(self.shape[-2], 1)
-        return [(first, min(first + ROWS, n)) for first in range(0, n, ROWS)]
-
-
-def _pieces(shape: torch.Size) -> Iterator[tuple[int, int]]:
-    """Rows from … to of the tiles of (…, n, m)."""
-    n = shape[-2]
-    entries = max(shape.numel() // max(n, 1), 1)  # of one row in every matrix of the batch
-    rows = max(TILE // entries, _FEWEST)
-    return ((first, min(first + rows, n)) for first in range(0, n, rows))
+        if self.mask is None:
+            return scores
+        mask = self.mask.expand(self.shape)[..., first:last, :seen]
+        return scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask.to(scores.dtype)

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from depthscope.measures.bounded import Bounded
-from depthscope.measures.krylov import BlockKrylov, largest_of_symmetric, random_rows
 from depthscope.measures.norms import with_arithmetic
 from depthscope.measures.tokens import TokenMatrix
-from depthscope.measures.unit_matrices import UnitMatrices, frobenius_norms
-
-TOLERANCE = 1e-5  # relative: what a Krylov space does not know to it is done by the Gram matrix
-_SMALL = 64  # tokens or features: below, the Gram matrix is faster, and a space would be all there is
-_DIRECTIONS = 4  # random ones, from which the Krylov space grows
 
 
 class LeadingDirection(NamedTuple):
@@ -38,7 +31,7 @@ def singular_values(tokens: Tensor | TokenMatrix, mask: Tensor | None = None, *,
     if exact:
         values = torch.linalg.svdvals(x.once(_scaled)[0])
     else:
-        squares = x.once(_gram_eigenvalues)
+        squares = x.once(_gram_eigenvalues)  # σ²/‖X‖_F², descending
         noise = squares.shape[-1] * torch.finfo(torch.float64).eps * squares[..., :1]
         values = torch.where(squares > noise, squares, 0.0).sqrt()
     return torch.where(usable.unsqueeze(-1), values, torch.nan)
@@ -57,23 +50,11 @@ def effective_rank(tokens: Tensor | TokenMatrix, mask: Tensor | None = None, *, 
     return torch.special.entr(p).sum(dim=-1).exp()
 
 
-def bounded_effective_rank(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> Bounded:
-    """`effective_rank`, with a bound on what the Gram matrix loses of it, to first order.
+class SampledRank(NamedTuple):
+    """The mean effective rank of a batch as some of its sequences show it, and its standard error."""
 
-    The eigenvalues σ_i² of a k × k Gram matrix are known to e = kεσ₁², so each σ_i to e/σ_i or √e, and −Σ p log p to
-    Σ_i |dσ_i| (|log p_i| + H)/Σσ. The other way to it, by the SVD, is inside of the bound.
-    """
-    x = TokenMatrix.of(tokens, mask)
-    value = effective_rank(x)
-    sigma = singular_values(x)  # (…, k), relative to ‖X‖_F
-    k = sigma.shape[-1]
-    e = k * torch.finfo(torch.float64).eps * sigma[..., :1].square()
-    off = torch.minimum(e.sqrt(), e / sigma)  # where σ is 0: √e
-    possible = torch.arange(k, device=sigma.device) < x.count.unsqueeze(-1)  # padding has no directions
-    p = torch.maximum(sigma, off) / sigma.sum(dim=-1, keepdim=True)
-    slope = p.log().abs() + value.log().unsqueeze(-1)
-    error = value * torch.where(possible, off * slope, 0.0).sum(dim=-1) / sigma.sum(dim=-1)
-    return Bounded(value, torch.where(value.isfinite(), error, torch.nan))
+    mean: Tensor
+    error: Tensor
 
 
 def sampled_rank(x: TokenMatrix, share: int = 4) -> SampledRank:
@@ -94,13 +75,6 @@ def sampled_rank(x: TokenMatrix, share: int = 4) -> SampledRank:
     return SampledRank(mean, torch.where(missing > 0, spread * (missing / found).sqrt(), 0.0))
 
 
-class SampledRank(NamedTuple):
-    """The mean effective rank of a batch as some of its sequences show it, and its standard error."""
-
-    mean: Tensor
-    error: Tensor
-
-
 def ordinary_rank(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> Tensor:
     """The effective rank of the tokens that are no outliers; without outliers the effective rank itself.
 
@@ -114,47 +88,6 @@ def stable_rank(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> Ten
     return singular_values(tokens, mask)[..., 0].square().reciprocal().clamp(min=1)
 
 
-def bounded_stable_rank(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> Bounded:
-    """`stable_rank` from a Krylov space of XᵀX, with a bound on its error that is true but for a chance of 1e-9.
-
-    Where the spectrum is at hand already, or small, or the space does not know σ₁ to 1e-5, from the Gram matrix.
-    """
-    x = TokenMatrix.of(tokens, mask)
-    width = min(x.values.shape[-2:])
-    if width < _SMALL or x.has(_gram_eigenvalues):
-        value = stable_rank(x)
-        return Bounded(value, torch.zeros_like(value))
-    unit, usable = _of_unit_norm(x)
-    everywhere = torch.ones(unit.values.shape[-1], dtype=torch.bool, device=unit.values.device)
-    space = BlockKrylov(unit.gram, random_rows(len(unit.values), _DIRECTIONS, everywhere, unit.values.dtype))
-    for steps in (8, 4, 8):
-        found = largest_of_symmetric(space.extend(steps))
-        if bool((found.above <= TOLERANCE / 2 * found.value).all()):
-            break
-    sigma, off = found.root(unit.images)
-    value = sigma.square().reciprocal().clamp(min=1)
-    # What rounding does to the leading vector is measured (`root`); to what the space did not see, ε ‖X‖_F² at most.
-    error = value * (2 * off / sigma + torch.finfo(unit.values.dtype).eps / sigma.square())
-    failed = usable & ~(error <= TOLERANCE * value)
-    value, error = (torch.where(usable, part, torch.nan) for part in (value, error))
-    if bool(failed.any()):
-        shape, real = x.values.shape[-2:], x.real.reshape(-1, x.values.shape[-2])
-        exact = stable_rank(x.values.reshape(-1, *shape)[failed], real[failed])
-        value[failed], error[failed] = exact, 0.0
-    batch = x.values.shape[:-2]
-    return Bounded(value.reshape(batch), error.reshape(batch))
-
-
-def _of_unit_norm(x: TokenMatrix) -> tuple[UnitMatrices, Tensor]:
-    """X/‖X‖_F, (matrices, n, d), and where that has a meaning; elsewhere the matrix is 0."""
-    values = x.values.flatten(0, -3)
-    norms, safe = frobenius_norms(values)
-    if safe:
-        return UnitMatrices(values, norms.reciprocal()), torch.ones_like(norms, dtype=torch.bool)
-    scaled, usable = x.once(_scaled)
-    return UnitMatrices(scaled.flatten(0, -3), torch.ones_like(norms)), usable.reshape(-1)
-
-
 def leading_direction(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> LeadingDirection:
     """The energy of the leading direction, and whether it is shared by all tokens or belongs to one.
 
@@ -162,12 +95,9 @@ def leading_direction(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) 
     sink; both near 0 are, for example, two opposite clusters (t_sim ≈ 0 but rank one).
     The two are nan where σ₁ = σ₂ to rounding: the leading direction is not unique there.
     """
-    return TokenMatrix.of(tokens, mask).once(_leading_direction)
-
-
-def _leading_direction(x: TokenMatrix) -> LeadingDirection:
+    x = TokenMatrix.of(tokens, mask)
     scaled, usable = x.once(_scaled)
-    squares, vectors = torch.linalg.eigh(_smaller_gram(scaled))  # ascending
+    squares, vectors = x.once(_gram_eigenvectors)
     top = squares[..., -1]
     u = vectors[..., -1]  # (…, k)
     if scaled.shape[-2] > scaled.shape[-1]:  # a right singular vector: u = Xv/σ
@@ -181,25 +111,15 @@ def _leading_direction(x: TokenMatrix) -> LeadingDirection:
     )
 
 
-def composite_residual(
-    tokens: Tensor | TokenMatrix, mask: Tensor | None = None, *, centre: Literal["mean", "median"] = "mean"
-) -> Tensor:
-    """‖X − 1xᵀ‖_{1,∞} / ‖X‖_{1,∞} (Dong et al. 2021, §2; `composite_norm`).
+def composite_residual(tokens: Tensor | TokenMatrix, mask: Tensor | None = None) -> Tensor:
+    """‖X − 1x̄ᵀ‖_{1,∞} / ‖X‖_{1,∞} (Dong et al. 2021, §2; `composite_norm`).
 
-    The paper's x minimises the residual. `centre="mean"`, the default, is what the authors' code does, at most a
-    factor 2(1 − 1/n) above the least ‖·‖₁; `centre="median"` minimises ‖·‖₁ exactly.
+    The paper's x minimises the residual; the mean is what the authors' code takes, at most a factor 2(1 − 1/n) above
+    the least in ‖·‖₁, ‖·‖_∞ and ‖·‖_{1,∞}.
     Taken of the rescaled tokens, whose sums cannot overflow: right for any finite entries.
     """
     x = TokenMatrix.of(tokens, mask).rescaled
-    residual = x.deviations
-    if centre == "median":
-        # Medians of the deviations: no large common part is left that could cancel.
-        median = residual.masked_fill(~x.real.unsqueeze(-1), torch.nan).nanmedian(dim=-2, keepdim=True).values
-        residual = torch.where(x.real.unsqueeze(-1), residual - median, 0.0)
-    elif centre != "mean":
-        raise ValueError(f'expected centre="mean" or "median", got {centre!r}')
-    ratio = composite_norm(residual) / composite_norm(x.values)
-    return torch.where(x.count > 0, ratio, torch.nan)
+    return torch.where(x.count > 0, composite_norm(x.deviations) / composite_norm(x.values), torch.nan)
 
 
 def composite_norm(x: Tensor) -> Tensor:
@@ -223,10 +143,14 @@ def _scaled(x: TokenMatrix) -> tuple[Tensor, Tensor]:
 
 
 def _gram_eigenvalues(x: TokenMatrix) -> Tensor:
-    """σ²/‖X‖_F², descending."""
-    return torch.linalg.eigvalsh(_smaller_gram(x.once(_scaled)[0])).flip(-1)
+    return torch.linalg.eigvalsh(_smaller_gram(x)).flip(-1)
 
 
-def _smaller_gram(x: Tensor) -> Tensor:
-    """XXᵀ or XᵀX, whichever is smaller: (…, k, k), k = min(n, d)."""
-    return x @ x.mT if x.shape[-2] <= x.shape[-1] else x.mT @ x
+def _gram_eigenvectors(x: TokenMatrix) -> tuple[Tensor, Tensor]:
+    return torch.linalg.eigh(_smaller_gram(x))  # ascending
+
+
+def _smaller_gram(x: TokenMatrix) -> Tensor:
+    """XXᵀ or XᵀX over ‖X‖_F², whichever is smaller: (…, k, k), k = min(n, d)."""
+    unit, _ = x.once(_scaled)
+    return unit @ unit.mT if unit.shape[-2] <= unit.shape[-1] else unit.mT @ unit

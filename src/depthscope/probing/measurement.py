@@ -289,7 +289,7 @@ class Measurement:
         chosen = self._of_tokens if _is_output(visit, station) else self._inside
         if chosen and not self.again and not seen.of_tokens:
             x = TokenMatrix(tokens, self._without_excluded(tokens, visit.real))
-            seen.of_tokens.update({measure.name: measure.take(x) for measure in chosen})
+            seen.of_tokens.update({measure.name: measure.compute(x) for measure in chosen})
         return seen.of_tokens
 
     def _report_taken(self, taken: dict[str, Tensor | Bounded], block: int, station: str) -> None:
@@ -353,7 +353,7 @@ class Measurement:
             for measure in self._of["attention"]:
                 fits = (kind == "attention" or measure.crosses) and (head.complete or measure.incomplete)
                 if fits and given.has(measure.needs):
-                    value = measure.take(given.only(measure.needs))
+                    value = measure.compute(given.only(measure.needs))
                     self._wait_for(visit.number, kind, measure.name, value, head.number)
 
     def _wait_for(

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from depthscope.measures import composite_norm
-from depthscope.theory.residuals import Heads, Mlp, SplitTokens, activation_named, attend_uncentred, split_scores
+from depthscope.theory.differences import activation_named
+from depthscope.theory.residuals import Heads, Mlp, SplitTokens, attend_uncentred, split_scores
 
 PAPER_CONSTANT = 4.0
 LARGEST_RANGE = 1.2564312086261697  # the root of e^D − 1 = 2D: the proof's lemma is about D_i ≤ 1.256
@@ -56,7 +57,9 @@ def collapse_bound(
     Residual 0 gives bound 0, and so does c = 0 (logarithm −∞); without layers the bound is the residual. From 647
     layers on 3^L is infinite in float64: the logarithm is then −∞ where the bound contracts, ∞ where it grows.
     """
-    _refuse_impossible(layers, key_width, heads)
+    for name, value, least in (("layers", layers, 0), ("key_width", key_width, 1), ("heads", heads, 1)):
+        if not isinstance(value, int) or value < least:
+            raise ValueError(f"expected {name} to be a whole number of {least} or more, got {value!r}")
     e = residual.double()
     factor = torch.as_tensor(constant * gamma * beta * heads * lipschitz / math.sqrt(key_width), dtype=e.dtype)
     if bool((factor < 0).any()):
@@ -71,18 +74,9 @@ def _log_bound(log_e: Tensor, log_c: Tensor, layers: int) -> Tensor:
         return log_e + torch.zeros_like(log_c)
     gone = (log_e == -math.inf) | (log_c == -math.inf)
     distance = torch.where(gone, 0.0, log_e + log_c / 2)
-    tripled = torch.where(distance == 0, distance, _power_of_three(layers) * distance)  # ∞·0 is on the threshold: 0
+    power = 3.0**layers if layers < 647 else math.inf  # 3^646 is the last that float64 can hold
+    tripled = torch.where(distance == 0, distance, power * distance)  # ∞·0 is on the threshold: 0
     return torch.where(gone, -math.inf, tripled - torch.where(gone, 0.0, log_c / 2))
-
-
-def _power_of_three(layers: int) -> float:
-    return 3.0**layers if layers < 647 else math.inf  # 3^646 is the last that float64 can hold
-
-
-def _refuse_impossible(layers: int, key_width: int, heads: int) -> None:
-    for name, value, least in (("layers", layers, 0), ("key_width", key_width, 1), ("heads", heads, 1)):
-        if not isinstance(value, int) or value < least:
-            raise ValueError(f"expected {name} to be a whole number of {least} or more, got {value!r}")
 
 
 def weight_product(heads: Heads) -> Tensor:

@@ -1,9 +1,9 @@
 """φ(a + b) − φ(a) of activation functions, to full relative precision however small b is.
 
 Subtracting φ(a) from φ(a + b) loses every digit of b below 1e-16·a. These forms never subtract nearly equal
-numbers: identities for ReLU, tanh, sine, the sigmoid and SiLU; for the exact GELU an integral of the density where b is
-small, and a difference of tails where it is not. The error of each entry is a few roundings of the larger of the
-terms that are added; where these cancel (SiLU and GELU near their minimum) the derivative itself passes through 0.
+numbers: identities for ReLU, tanh and sine; for the exact GELU an integral of the density where b is small, and a
+difference of tails where it is not. The error of each entry is a few roundings of the larger of the terms that are
+added; where these cancel (GELU near its minimum) the derivative itself passes through 0.
 
 Shapes: a and b broadcast. a is finite; b may be as small as float64 can hold.
 """
@@ -42,16 +42,6 @@ def sine_difference(a: Tensor, b: Tensor) -> Tensor:
     return 2 * torch.sin(b / 2) * torch.cos(a + b / 2)
 
 
-def sigmoid_difference(a: Tensor, b: Tensor) -> Tensor:
-    """σ(a + b) − σ(a), from σ(a) = ½ + ½ tanh(a/2)."""
-    return tanh_difference(a / 2, b / 2) / 2
-
-
-def silu_difference(a: Tensor, b: Tensor) -> Tensor:
-    """(a + b)σ(a + b) − aσ(a) = a(σ(a + b) − σ(a)) + bσ(a + b)."""
-    return a * sigmoid_difference(a, b) + b * torch.sigmoid(a + b)
-
-
 def gelu_difference(a: Tensor, b: Tensor) -> Tensor:
     """(a + b)Φ(a + b) − aΦ(a) = a(Φ(a + b) − Φ(a)) + bΦ(a + b), Φ the normal distribution function."""
     return a * _normal_difference(a, b) + b * _normal(a + b)
@@ -64,18 +54,14 @@ def _normal(x: Tensor) -> Tensor:
 
 def _normal_difference(a: Tensor, b: Tensor) -> Tensor:
     """Φ(a + b) − Φ(a)."""
-    middle, half = a + b / 2, b / 2
+    end, middle, half = a + b, a + b / 2, b / 2
     near = torch.zeros_like(middle)
     for node, weight in zip(_NODES, _WEIGHTS, strict=True):
-        near = near + weight * (_density(middle + node * half) + _density(middle - node * half))
-    end = a + b
+        for at in (middle + node * half, middle - node * half):
+            near = near + weight * torch.exp(-at.square() / 2) / math.sqrt(2 * math.pi)
     upper = _normal(-a) - _normal(-end)  # right where both are positive
     lower = _normal(end) - _normal(a)
     return torch.where(b.abs() * (1 + a.abs()) <= 1, near * half, torch.where((a > 0) & (end > 0), upper, lower))
-
-
-def _density(x: Tensor) -> Tensor:
-    return torch.exp(-x.square() / 2) / math.sqrt(2 * math.pi)
 
 
 class Activation(NamedTuple):
@@ -86,11 +72,17 @@ class Activation(NamedTuple):
     lipschitz: float
 
 
-# The largest slopes: GELU's at √2 is Φ(√2) + √2·(density at √2); SiLU's is at 2.3994.
+# The largest slope of GELU, at √2, is Φ(√2) + √2·(density at √2).
 ACTIVATIONS = {
     "relu": Activation(torch.relu, relu_difference, 1.0),
     "tanh": Activation(torch.tanh, tanh_difference, 1.0),
     "sine": Activation(torch.sin, sine_difference, 1.0),
     "gelu": Activation(lambda a: a * _normal(a), gelu_difference, 1.1289042),
-    "silu": Activation(lambda a: a * torch.sigmoid(a), silu_difference, 1.0998397),
 }
+
+
+def activation_named(name: str) -> Activation:
+    """The record of an activation; refused if there is none of this name."""
+    if name not in ACTIVATIONS:
+        raise ValueError(f"expected an activation among {', '.join(ACTIVATIONS)}, got {name!r}")
+    return ACTIVATIONS[name]

@@ -38,12 +38,6 @@ def expected_growth(attention: Tensor, tokens: Tensor, *, alpha: float = 1.0, ga
     return Growth(*(1 + alpha**2 * gain * square for square in squares))
 
 
-def expected_ratio(attention: Tensor, tokens: Tensor, *, alpha: float = 1.0, gain: float = 1.0) -> Tensor:
-    """E[ξ₁]/E[ξ₂], the ratio of expectations in (13) and (18): E[ξ₁/ξ₂] but for E[η]."""
-    xi1, xi2 = expected_growth(attention, tokens, alpha=alpha, gain=gain)
-    return xi1 / xi2
-
-
 def expected_eta(attention: Tensor, tokens: Tensor, *, alpha: float = 1.0, gain: float = 1.0) -> Tensor:
     """E[η] = E[ξ₁]/E[ξ₂] − E[ξ₁/ξ₂] to second order, for Gaussian W. Ours; the paper only shows that it is small.
 

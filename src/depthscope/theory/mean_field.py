@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 from depthscope.theory.odds import OddsMap, odds_of
 
@@ -95,36 +95,8 @@ class Gains:
         weight = alpha**2
         a = weight * self.ffn
         rho = (1 + weight * (self.attention + self.attention_bias)) * (1 + a + weight * self.ffn_bias) / (1 + a)
-        fed = _through_post(_State(0.0, 1.0), alpha, self)[0]
-        return OddsMap(rho, fed.mean / fed.deviations)
-
-
-class _State(NamedTuple):
-    mean: float  # m
-    deviations: float  # v
-
-    @property
-    def energy(self) -> float:
-        return self.mean + self.deviations
-
-    @property
-    def similarity(self) -> float:
-        return self.mean / self.energy
-
-    def gap(self, n: int) -> float:
-        """1 − cos of two different tokens: t_sim is the mean over all pairs, each token with itself among them."""
-        return n / (n - 1) * self.deviations / self.energy if n > 1 else 0.0
-
-    def scaled(self, factor: float) -> _State:
-        return _State(self.mean * factor, self.deviations * factor)
-
-
-class Backward(NamedTuple):
-    """What a block does to the gradient's energy: of the mean, of deviations, and from the mean into deviations."""
-
-    mean: float
-    deviations: float
-    spread: float
+        (mean, deviations), _ = _through(0.0, 1.0, alpha, self, "post")
+        return OddsMap(rho, mean / deviations)
 
 
 @dataclass(frozen=True)
@@ -167,47 +139,37 @@ def course(
         raise ValueError(f"expected placement to be one of {', '.join(get_args(Placement))}, got {placement!r}")
     if not 0 < energy < math.inf:
         raise ValueError(f"expected tokens of a finite energy above 0, got {energy}")
-    through = _through_post if placement == "post" else _through_pre
     entrance = 1 / gains.tokens if similarity is None else similarity
-    state = _State(energy * entrance, energy * (1 - entrance))
+    mean, deviations = energy * entrance, energy * (1 - entrance)
     shares, odds, back = [], [], []
     for _ in range(depth):
-        state, backward = through(state, alpha, gains)
-        state = _State(state.mean * (1 - tau) ** 2, state.deviations)
-        if not state.energy > 0:
+        (mean, deviations), backward = _through(mean, deviations, alpha, gains, placement)
+        mean *= (1 - tau) ** 2
+        if not mean + deviations > 0:
             raise ValueError("τ = 1 leaves nothing of tokens that are all equal: expected τ below 1, or other tokens")
         back.append(backward)
-        shares.append(state.similarity)
-        odds.append(state.mean / state.deviations if state.deviations > 0 else math.inf)
+        shares.append(mean / (mean + deviations))
+        odds.append(mean / deviations if deviations > 0 else math.inf)
     mean, deviations = 1 / gains.tokens, 1 - 1 / gains.tokens  # of a random gradient
     logs = []
-    for block in reversed(back):
+    for of_mean, of_deviations, spread in reversed(back):
         mean *= (1 - tau) ** 2
-        mean, deviations = block.mean * mean, block.deviations * deviations + block.spread * mean
+        mean, deviations = of_mean * mean, of_deviations * deviations + spread * mean
         total = mean + deviations  # what was 1 after the block
         logs.append(0.5 * math.log(total))
         mean, deviations = mean / total, deviations / total
-    return Course(
-        tuple(shares), tuple(reversed(logs)), tuple(odds), _token_exponents(depth, alpha, tau, gains, through, energy)
-    )
-
-
-def _token_exponents(
-    depth: int, alpha: float, tau: float, gains: Gains, through: Callable[..., tuple[_State, Backward]], energy: float
-) -> tuple[float, ...]:
-    """λ_t = −½ ln of what a block multiplies the odds of nearly equal tokens by; in post-norm −½ ln((1 − τ)²ρ)."""
-    if gains.tokens == 1:
-        return (math.nan,) * depth
-    found, mean, apart = [math.inf], energy, 1e-12  # apart: the deviations' share
-    for _ in range(depth):
-        state, _ = through(_State(mean, mean * apart), alpha, gains)
-        before, mean = mean, state.mean * (1 - tau) ** 2
+    # λ_t = −½ ln of what a block multiplies the odds of nearly equal tokens by; in post-norm −½ ln((1 − τ)²ρ).
+    of_tokens, mean, apart = [math.nan if gains.tokens == 1 else math.inf], energy, 1e-12  # apart: deviations' share
+    for _ in range(depth if gains.tokens > 1 else 0):
+        (after, moved), _ = _through(mean, mean * apart, alpha, gains, placement)
+        before, mean = mean, after * (1 - tau) ** 2
         if mean == 0:
             break
-        found.append(-0.5 * math.log(mean / state.deviations * apart))
+        of_tokens.append(-0.5 * math.log(mean / moved * apart))
         if math.isclose(mean, before):  # as in post-norm from block 2 on: what follows is the same again
             break
-    return (*found[1:], *found[-1:] * (depth - len(found) + 1))
+    of_tokens = [*of_tokens[1:], *of_tokens[-1:] * (depth - len(of_tokens) + 1)]
+    return Course(tuple(shares), tuple(reversed(logs)), tuple(odds), tuple(of_tokens))
 
 
 def relu_kernel(gap: float) -> float:
@@ -230,67 +192,42 @@ def _angle(gap: float) -> float:
     return 2 * math.asin(math.sqrt(min(max(gap, 0.0), 2.0) / 2))
 
 
-def _attention(read: _State, gains: Gains) -> tuple[float, float]:
-    """ε and ν: what of the deviations goes through attention, forwards and backwards.
+def _through(
+    m: float, v: float, alpha: float, gains: Gains, placement: Placement
+) -> tuple[tuple[float, float], tuple[float, float, float]]:
+    """The energies of mean and deviations after a block, and what it multiplies those of the gradient by: of the mean,
+    of deviations, and from the mean into deviations.
 
     ε + 1/n is the sum of the squares of a token's attention to others, which cannot be above 1. Where it would be,
     attention looks at single tokens, and what is said here of nearly uniform attention is refused.
     """
-    e, v, n, s = read.energy, read.deviations, gains.tokens, gains.score
-    if s * e * v > math.log1p(n):
+    n, s, weight, post = gains.tokens, gains.score, alpha**2, placement == "post"
+    first = 1.0 if post else m + v  # attention reads the tokens over the root of it
+    e, apart = (m + v) / first, v / first
+    if s * e * apart > math.log1p(n):
         raise ValueError(
-            f"expected nearly uniform attention, but scores of variance {s * e * v:.3g} among {n} tokens single some "
-            f"out: expected at most ln(n + 1) = {math.log1p(n):.3g}; take a smaller score or energy, or more tokens"
+            f"expected nearly uniform attention, but scores of variance {s * e * apart:.3g} among {n} tokens single "
+            f"some out: expected at most ln(n + 1) = {math.log1p(n):.3g}; take a smaller score or energy, more tokens"
         )
-    spread = math.exp(s * e * v)
-    forwards = (spread - 1) / n
-    return forwards, forwards + s * spread * (v * v + e * v) / n
-
-
-def _ffn(read: _State, total: float, gains: Gains, weight: float) -> tuple[_State, float]:
-    """The FFN's addition to a trunk of energy `total`, from normed tokens as far apart as these; and κ′ there."""
-    n, gap = gains.tokens, read.gap(gains.tokens)
-    deviations = (n - 1) / n * (total * gap + weight * gains.ffn * relu_kernel(gap))
-    whole = total + weight * (gains.ffn + gains.ffn_bias)
-    return _State(whole - deviations, deviations), relu_slope(gap)
-
-
-def _through_post(x: _State, alpha: float, gains: Gains) -> tuple[_State, Backward]:
-    weight = alpha**2
-    carried = weight * gains.attention
-    kept, back = _attention(x, gains)
-    y = _State(x.mean * (1 + carried) + weight * gains.attention_bias, x.deviations * (1 + carried * kept))
-    first = y.energy
-    y = y.scaled(1 / first)
-    z, slope = _ffn(y, 1.0, gains, weight)
-    a = weight * gains.ffn
-    scale = 1 / (first * z.energy)
-    backward = Backward(
-        mean=(1 + carried) * (1 + a * slope) * scale,
-        deviations=(1 + carried * back) * (1 + a) * scale,
-        spread=(1 + carried * back) * a * (1 - slope) * scale,
+    growth = math.exp(s * e * apart)
+    forwards = (growth - 1) / n  # ε
+    back = forwards + s * growth * (apart * apart + e * apart) / n  # ν
+    carried = weight * gains.attention / first
+    m, v = m + carried * m + weight * gains.attention_bias, v + carried * forwards * v
+    second = m + v
+    trunk = 1.0 if post else second  # that the FFN adds to, after the first norm of post-norm
+    gap = n / (n - 1) * v / second if n > 1 else 0.0  # 1 − cos of two tokens: t_sim counts each with itself too
+    a, slope = weight * gains.ffn, relu_slope(gap)
+    whole = trunk + a + weight * gains.ffn_bias
+    v = (n - 1) / n * (trunk * gap + a * relu_kernel(gap))
+    norm = whole if post else 1.0
+    scale, a = (1 / (second * whole) if post else 1.0), a / trunk
+    backward = (
+        (1 + carried) * (1 + a * slope) * scale,
+        (1 + carried * back) * (1 + a) * scale,
+        (1 + carried * back) * a * (1 - slope) * scale,
     )
-    return z.scaled(1 / z.energy), backward
-
-
-def _through_pre(x: _State, alpha: float, gains: Gains) -> tuple[_State, Backward]:
-    first = x.energy
-    read = x.scaled(1 / first)
-    weight = alpha**2
-    carried = weight * gains.attention
-    kept, back = _attention(read, gains)
-    y = _State(
-        x.mean + carried * read.mean + weight * gains.attention_bias, x.deviations + carried * kept * read.deviations
-    )
-    second = y.energy
-    z, slope = _ffn(y.scaled(1 / second), second, gains, weight)
-    a = weight * gains.ffn / second
-    backward = Backward(
-        mean=(1 + carried / first) * (1 + a * slope),
-        deviations=(1 + carried * back / first) * (1 + a),
-        spread=(1 + carried * back / first) * a * (1 - slope),
-    )
-    return z, backward
+    return ((whole - v) / norm, v / norm), backward
 
 
 # --- the prescription -------------------------------------------------------------------------------

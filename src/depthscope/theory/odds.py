@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from depthscope.measures import TokenMatrix, delta, mu, omega
+from depthscope.measures import TokenMatrix
 
 # Variance of the log-odds that one block adds, times the width. A dominating mean grows by ‖x(I + αW)‖²/‖x‖², whose
 # logarithm has the variance (4a + 2a²)/(1 + a)²/d, a = α²dσ²: 1.5/d at a = 1. Simulated with the FFN: 1.6 ± 0.1.
@@ -108,21 +108,6 @@ def band(similarity: float, blocks: int, width: int, deviations: float = 2.0) ->
     return similarity_of(centre / spread), similarity_of(centre * spread)
 
 
-def attention_map(attention: Tensor, tokens: Tensor, *, alpha: float = 1.0, gain: float = 1.0) -> tuple[Tensor, Tensor]:
-    """ρ and c of the attention step alone, expected over W, from the triangular transfer; (…, heads averaged).
-
-    ρ = (1 + α²g)/(1 + α²gμ₂²), c = α²gω²s/(1 + α²gμ₂²), g = dσ²: what P carries from mean to mean, from
-    diversity to diversity, and from diversity to the mean. Cross terms between the two feeds average out
-    over independent tokens and are left out.
-    """
-    p = attention if attention.ndim > tokens.ndim else attention.unsqueeze(-3)
-    x = tokens.unsqueeze(-3)
-    kept = mu(p, x).diversity.square().mean(dim=-1)
-    fed = omega(p, x).square().mean(dim=-1) * token_odds(tokens)
-    a = alpha**2 * gain
-    return (1 + a) / (1 + a * kept), a * fed / (1 + a * kept)
-
-
 def measure_map(
     block: Callable[[Tensor], Tensor], tokens: Tensor, mask: Tensor | None = None, *, large: float = 1e6
 ) -> OddsMap:
@@ -171,9 +156,27 @@ def uniform_causal_attention(n: int) -> Tensor:
     return torch.ones(n, n, dtype=torch.float64).tril() / torch.arange(1, n + 1, dtype=torch.float64)[:, None]
 
 
-def bound_applies_causally(n: int) -> bool:
-    """Whether Thm 2.6 could apply to uniform causal attention: it needs ω + δ < 1, and δ > 1 from n = 17 on."""
-    return bool(delta(uniform_causal_attention(n)) < 1)
+def own_token_share(tokens: int, tau: float, blocks: int) -> Tensor:
+    """Share of each token's energy that is its own after `blocks` times I − τC, rows normed in between; (tokens).
+
+    The full mean's operation I − J (τ = 1) is a projection: done a hundred times it is what it is done once. A causal
+    one cannot be: the diagonal of a lower triangular projection holds only 0 and 1, and I − τC has 1 − τ/i there. So
+    token i keeps (1 − τ/i)^L of itself, and norms make up for the rest with *earlier* tokens: beneath these it is lost
+    before any branch has done anything, unless τL is small beside the number of tokens.
+
+    C is the mean of the tokens so far; the first token is left alone, and keeps 1. The tokens are unrelated and of one
+    size, and there are no branches: this is the remedy alone, the limit of a small α. float64.
+    """
+    if tokens < 1 or blocks < 0 or not 0 <= tau <= 1:
+        raise ValueError(f"expected tokens ≥ 1, blocks ≥ 0 and τ in [0, 1], got {tokens}, {blocks} and {tau}")
+    counts = torch.arange(1, tokens + 1, dtype=torch.float64)[:, None]
+    kept = torch.eye(tokens, dtype=torch.float64)
+    for _ in range(blocks):
+        means = kept.cumsum(dim=0) / counts  # C times what is left: nobody multiplies matrices for a mean
+        means[0] = 0
+        kept = kept - tau * means
+        kept = kept / kept.norm(dim=-1, keepdim=True)
+    return kept.diagonal() ** 2
 
 
 # --- pre-norm -------------------------------------------------------------------------------------

@@ -8,11 +8,16 @@ chaotic in x (an MLP of large gain) it grows from layer to layer, and what is fo
 
 R holds its largest differences to a rounding of themselves, smaller ones to a rounding of the largest. So tokens that
 stand in groups, each much narrower than the distance of the groups, lose what tells the tokens of a group apart, and a
-next layer in which all rows attend to one group needs it: `theory.pairs` keeps it.
+next layer in which all rows attend to one group needs it. *Pairs* keep it (`around_each`): every token is the centre in
+turn, so that a centre stands in every group. It costs n times the memory and time. Each x_k is carried by itself: where
+a network is chaotic in x they drift apart by their own roundings, and the differences around one are then not exactly
+those around another.
 
 Below R ≈ 1e-97 the next attention step, which is cubic, leaves the numbers of float64: R becomes 0, and stays 0.
 
-Tokens (…, n, d), weights in the layout x ↦ xW: (…, in, out), with leading axes that broadcast. Use float64.
+Tokens (…, n, d), weights in the layout x ↦ xW: (…, in, out), with leading axes that broadcast. Use float64. Pairs are
+`SplitTokens` with one more axis: shared x_k (…, n, d), residual x_i − x_k (…, n, n, d), k before i; weights need the
+same axis: (…, 1, h, d, d_qk), (…, 1, d, f). They go through the steps that do not centre.
 """
 
 from __future__ import annotations
@@ -25,12 +30,12 @@ import torch
 from torch import Tensor
 
 from depthscope.measures import TokenMatrix
-from depthscope.theory.differences import ACTIVATIONS, Activation
+from depthscope.theory.differences import activation_named
 
 
 @dataclass(frozen=True)
 class SplitTokens:
-    """X = 1xᵀ + R. Every step but `attend_uncentred` keeps the mean of R at 0, so that x is the mean of the tokens."""
+    """X = 1xᵀ + R. Every step that is not `_uncentred` keeps the mean of R at 0: x is then the mean of the tokens."""
 
     shared: Tensor  # x (…, d)
     residual: Tensor  # R (…, n, d)
@@ -49,6 +54,11 @@ class SplitTokens:
     def scaled(self, factor: float | Tensor) -> SplitTokens:
         """1xᵀ + factor·R: the same shared token, other differences."""
         return SplitTokens(self.shared, factor * self.residual)
+
+    def centred(self) -> SplitTokens:
+        """The same tokens with the mean of R at 0."""
+        mean = self.residual.mean(dim=-2, keepdim=True)
+        return SplitTokens(self.shared + mean.squeeze(-2), self.residual - mean)
 
     def __add__(self, other: SplitTokens) -> SplitTokens:
         """A skip connection: X + F(X)."""
@@ -79,28 +89,25 @@ class Scores(NamedTuple):
     apart: Tensor  # r_j − r_j* (…, h, n, d)
 
 
-def split_scores(tokens: SplitTokens, heads: Heads, *, seen_from: int | None = None) -> Scores:
-    """The scores relative to token `seen_from`; without it, to the one that the shared token attends to most.
+def split_scores(tokens: SplitTokens, heads: Heads, *, apart: Tensor | None = None) -> Scores:
+    """The scores, from r_j − r_j* (…, h or 1, n, d); without it, relative to the token that the shared one attends to
+    most.
 
     (x + r_i)W_Q·(r_j − r_j*)W_K: tokens that are equal to j* have scores of exactly 0.
     """
-    r = tokens.residual.unsqueeze(-3)  # (…, 1, n, d)
-    if seen_from is None:
-        return scores_of(tokens, heads, apart=r - r.take_along_dim(most_attended(tokens, heads), dim=-2))
-    return scores_of(tokens, heads, apart=r - r[..., seen_from, None, :])
-
-
-def most_attended(tokens: SplitTokens, heads: Heads) -> Tensor:
-    """j*, the token of the largest q, (…, h, 1, 1)."""
-    return (_asked(tokens, heads) @ (tokens.residual.unsqueeze(-3) @ heads.key).mT).argmax(dim=-1, keepdim=True)
-
-
-def scores_of(tokens: SplitTokens, heads: Heads, *, apart: Tensor) -> Scores:
-    """The scores, given r_j − r_j* (…, h or 1, n, d)."""
+    asked = _asked(tokens, heads)
+    if apart is None:
+        r = tokens.residual.unsqueeze(-3)  # (…, 1, n, d)
+        apart = r - r.take_along_dim(_most_attended(tokens, heads), dim=-2)
     keys = apart @ heads.key  # (…, h, n, d_qk)
     scale = 1 / math.sqrt(heads.key.shape[-1])
     varying = scale * (tokens.residual.unsqueeze(-3) @ heads.query) @ keys.mT
-    return Scores(scale * _asked(tokens, heads) @ keys.mT, varying, apart)
+    return Scores(scale * asked @ keys.mT, varying, apart)
+
+
+def _most_attended(tokens: SplitTokens, heads: Heads) -> Tensor:
+    """j*, the token of the largest q, (…, h, 1, 1)."""
+    return (_asked(tokens, heads) @ (tokens.residual.unsqueeze(-3) @ heads.key).mT).argmax(dim=-1, keepdim=True)
 
 
 def _asked(tokens: SplitTokens, heads: Heads) -> Tensor:
@@ -131,21 +138,16 @@ def attention_gap(scores: Scores) -> tuple[Tensor, Tensor]:
 
 def attend(tokens: SplitTokens, heads: Heads) -> SplitTokens:
     """Σ_h P_h X W_h + 1bᵀ, as `attend_uncentred`, with the mean of the new tokens as their shared part."""
-    attended = attend_uncentred(tokens, heads)
-    return _centred(attended.shared, attended.residual)
+    return attend_uncentred(tokens, heads).centred()
 
 
-def attend_uncentred(tokens: SplitTokens, heads: Heads) -> SplitTokens:
+def attend_uncentred(tokens: SplitTokens, heads: Heads, *, apart: Tensor | None = None) -> SplitTokens:
     """x' = Σ_h(x + q_hᵀR)W_h + b, R' = Σ_h(P_h − 1q_hᵀ)RW_h: what the theorems of `theory.collapse` bound.
 
-    The rows of P − 1qᵀ sum to 0, so R may be taken relative to the token of the largest q: where all rows attend to
-    one token, what is left are the others, small, and not the one twice, large.
+    The rows of P − 1qᵀ sum to 0, so R may be taken relative to the token of the largest q (`apart`): where all rows
+    attend to one token, what is left are the others, small, and not the one twice, large.
     """
-    return attend_by(split_scores(tokens, heads), tokens, heads)
-
-
-def attend_by(scores: Scores, tokens: SplitTokens, heads: Heads) -> SplitTokens:
-    """`attend_uncentred`, given the scores."""
+    scores = split_scores(tokens, heads, apart=apart)
     q, gap = attention_gap(scores)
     r = tokens.residual.unsqueeze(-3)
     shared = ((tokens.shared[..., None, None, :] + q @ r) @ heads.value).sum(dim=-3).squeeze(-2)
@@ -158,30 +160,26 @@ def attend_causally(tokens: SplitTokens, heads: Heads) -> SplitTokens:
     No q is common to all rows here. They can become equal only by attending to what the first token is, which has
     nothing else to attend to: relative to it, what is left is small.
     """
-    scores = split_scores(tokens, heads, seen_from=0)
-    later = torch.ones(scores.varying.shape[-2:], dtype=torch.bool, device=scores.varying.device).triu(1)
+    r = tokens.residual.unsqueeze(-3)
+    scores = split_scores(tokens, heads, apart=r - r[..., :1, :])
+    later = torch.ones(scores.varying.shape[-2:], dtype=torch.bool, device=r.device).triu(1)
     p = torch.softmax((scores.common + scores.varying).masked_fill(later, -math.inf), dim=-1)
     first = tokens.shared + tokens.residual[..., 0, :]
     shared = (first[..., None, None, :] @ heads.value).sum(dim=-3).squeeze(-2)
-    return _centred(_plus(shared, heads.bias), (p @ scores.apart @ heads.value).sum(dim=-3))
+    return SplitTokens(_plus(shared, heads.bias), (p @ scores.apart @ heads.value).sum(dim=-3)).centred()
 
 
-def normalise(
-    tokens: SplitTokens, gain: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-5
-) -> SplitTokens:
+def normalise(tokens: SplitTokens, *, eps: float = 1e-5) -> SplitTokens:
     """LayerNorm. With a, b_i the centred features of x and r_i, σ² = ‖a‖²/d + ε and σ_i² = σ²(1 + t_i):
 
     LN(x + r_i) − LN(x) = b_i/σ_i + (a/σ)·expm1(−½ log1p(t_i)), t_i = (2a·b_i + ‖b_i‖²)/(dσ²).
 
     nan where x has equal features and ε = 0: LN(x) has no meaning there.
     """
-    normed = normalise_uncentred(tokens, gain, bias, eps=eps)
-    return _centred(normed.shared, normed.residual)
+    return normalise_uncentred(tokens, eps=eps).centred()
 
 
-def normalise_uncentred(
-    tokens: SplitTokens, gain: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-5
-) -> SplitTokens:
+def normalise_uncentred(tokens: SplitTokens, *, eps: float = 1e-5) -> SplitTokens:
     """x' = LN(x), as `normalise` has it."""
     a = tokens.shared - tokens.shared.mean(dim=-1, keepdim=True)  # (…, d)
     b = tokens.residual - tokens.residual.mean(dim=-1, keepdim=True)  # (…, n, d)
@@ -190,35 +188,7 @@ def normalise_uncentred(
     t = (b * (2 * a.unsqueeze(-2) + b)).mean(dim=-1, keepdim=True) / variance.unsqueeze(-1)  # (…, n, 1)
     # Near t = −1 the token x + r_i itself has equal features: then t is the rounding of a subtraction.
     change = torch.expm1(-0.5 * torch.log1p(t))  # σ/σ_i − 1
-    residual = b / variance.sqrt().unsqueeze(-1) * (1 + change) + unit * change
-    shared = unit.squeeze(-2)
-    if gain is not None:
-        shared, residual = shared * gain, residual * gain.unsqueeze(-2)
-    return SplitTokens(_plus(shared, bias), residual)
-
-
-def linear(tokens: SplitTokens, weight: Tensor, bias: Tensor | None = None) -> SplitTokens:
-    """XW + 1bᵀ."""
-    shared = (tokens.shared.unsqueeze(-2) @ weight).squeeze(-2)
-    return SplitTokens(_plus(shared, bias), tokens.residual @ weight)
-
-
-def activate(tokens: SplitTokens, activation: str) -> SplitTokens:
-    """φ(X) = 1φ(x)ᵀ + (φ(x + r_i) − φ(x)), by `theory.differences`."""
-    activated = activate_uncentred(tokens, activation)
-    return _centred(activated.shared, activated.residual)
-
-
-def activate_uncentred(tokens: SplitTokens, activation: str) -> SplitTokens:
-    """x' = φ(x)."""
-    phi = activation_named(activation)
-    return SplitTokens(phi.function(tokens.shared), phi.difference(tokens.shared.unsqueeze(-2), tokens.residual))
-
-
-def activation_named(name: str) -> Activation:
-    if name not in ACTIVATIONS:
-        raise ValueError(f"expected an activation among {', '.join(ACTIVATIONS)}, got {name!r}")
-    return ACTIVATIONS[name]
+    return SplitTokens(unit.squeeze(-2), b / variance.sqrt().unsqueeze(-1) * (1 + change) + unit * change)
 
 
 class Mlp(NamedTuple):
@@ -232,15 +202,43 @@ class Mlp(NamedTuple):
 
 
 def feed_forward(tokens: SplitTokens, mlp: Mlp) -> SplitTokens:
-    """φ(XW₁ + 1b₁ᵀ)W₂ + 1b₂ᵀ."""
-    hidden = activate(linear(tokens, mlp.expand, mlp.expand_bias), mlp.activation)
-    return linear(hidden, mlp.contract, mlp.contract_bias)
+    """φ(XW₁ + 1b₁ᵀ)W₂ + 1b₂ᵀ, with φ(x + r_i) − φ(x) by `theory.differences`."""
+    hidden = _activated(tokens, mlp).centred()
+    return SplitTokens(*_linear(hidden, mlp.contract, mlp.contract_bias))
+
+
+def feed_forward_uncentred(tokens: SplitTokens, mlp: Mlp) -> SplitTokens:
+    """x' = φ(xW₁ + b₁)W₂ + b₂."""
+    return SplitTokens(*_linear(_activated(tokens, mlp), mlp.contract, mlp.contract_bias))
+
+
+def _activated(tokens: SplitTokens, mlp: Mlp) -> SplitTokens:
+    phi = activation_named(mlp.activation)
+    shared, residual = _linear(tokens, mlp.expand, mlp.expand_bias)
+    return SplitTokens(phi.function(shared), phi.difference(shared.unsqueeze(-2), residual))
+
+
+def _linear(tokens: SplitTokens, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    return _plus((tokens.shared.unsqueeze(-2) @ weight).squeeze(-2), bias), tokens.residual @ weight
 
 
 def _plus(x: Tensor, bias: Tensor | None) -> Tensor:
     return x if bias is None else x + bias
 
 
-def _centred(shared: Tensor, residual: Tensor) -> SplitTokens:
-    mean = residual.mean(dim=-2, keepdim=True)
-    return SplitTokens(shared + mean.squeeze(-2), residual - mean)
+def around_each(tokens: SplitTokens) -> SplitTokens:
+    """The pairs of some tokens."""
+    r = tokens.residual
+    return SplitTokens(tokens.tokens, r.unsqueeze(-3) - r.unsqueeze(-2))
+
+
+def around_mean(pairs: SplitTokens) -> SplitTokens:
+    """The tokens of some pairs: x̄, and r_i = Σ_k(x_i − x_k)/n."""
+    return SplitTokens(pairs.shared.mean(dim=-2), pairs.residual.mean(dim=-3))
+
+
+def attend_pairs(pairs: SplitTokens, heads: Heads) -> SplitTokens:
+    """Attention: row i less row k is Σ_j(p_ij − p_kj)(x_j − x_j*)W, j* the token that row k attends to most."""
+    most = _most_attended(pairs, heads)  # (…, n, h, 1, 1)
+    apart = pairs.residual.take_along_dim(most.flatten(-4, -3), dim=-3).unflatten(-3, most.shape[-4:-2])
+    return attend_uncentred(pairs, heads, apart=apart)  # apart (…, n, h, n, d)

@@ -29,8 +29,13 @@ from depthscope.theory import (
     normalise,
     weight_product,
 )
-from depthscope.theory.pairs import around_each, around_mean, attend_pairs, feed_forward_pairs
-from depthscope.theory.residuals import normalise_uncentred
+from depthscope.theory.residuals import (
+    around_each,
+    around_mean,
+    attend_pairs,
+    feed_forward_uncentred,
+    normalise_uncentred,
+)
 from depthscope_lab.papers.simulation.randomness import generators
 
 ROUNDED = {"float32, whole tokens": torch.float32, "float64, whole tokens": torch.float64}
@@ -213,10 +218,10 @@ def with_mlp(start: SplitTokens, stack: list[Layer], kind: MlpKind, gains: Tenso
 
 
 def pairs_with_mlp(start: SplitTokens, stack: list[Layer], kind: MlpKind, gain: Tensor) -> Iterator[SplitTokens]:
-    """The same for one gain, (trials, n, d), by `theory.pairs`: a large gain makes groups of tokens."""
+    """The same for one gain, (trials, n, d), by pairs: a large gain makes groups of tokens."""
     x = around_each(start)
     for layer in stack:
-        x = feed_forward_pairs(attend_pairs(x, _columns(layer)), kind.weights(layer, gain[None]))
+        x = feed_forward_uncentred(attend_pairs(x, _columns(layer)), kind.weights(layer, gain[None]))
         x = normalise_uncentred(x) if kind.norm else x
         yield around_mean(x)
 

@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from depthscope import measures as m
-from depthscope.measures import MEASURES, HeadInput, operators, streaming
-from depthscope.measures.sinks import largest_logit, row_peaks
-from depthscope.measures.survey import survey
+from depthscope.measures import MEASURES, HeadInput, operators
+from depthscope.measures.attention_spectra import SWEEPS
+from depthscope.measures.sweeps import largest_logit, row_peaks, survey
 from samples import seeded
 
 N = 70
@@ -50,7 +50,6 @@ def test_a_survey_is_what_the_matrix_says(kind: str):
     for sample in range(2):
         p = dense[sample][rows[sample]][:, rows[sample]]
         centred = p - p.mean(dim=0)
-        # A column is summed in float32 from the first row of its tile on: to the rounding of that row.
         assert_close(found.mean_row[sample][rows[sample]], p.mean(dim=0), rtol=1e-6, atol=6e-8 * float(p.max()))
         assert_close(found.spread[sample], torch.linalg.matrix_norm(centred), rtol=2e-5, atol=0)
         entropy = torch.special.entr(p).sum(dim=-1).mean()
@@ -117,10 +116,10 @@ def test_measures_of_a_head_share_one_survey(monkeypatch: pytest.MonkeyPatch):
     found = {}
     for name in ("attention_entropy", "sink_attention", "largest_logit", "second_eigenvalue"):
         measure = MEASURES[name]
-        found[name] = measure.take(given.only(measure.needs))
+        found[name] = measure.compute(given.only(measure.needs))
     assert len(taken) == 1
     assert_close(found["sink_attention"], operator.dense()[..., 0].double().mean(dim=-1), rtol=1e-6, atol=0)
-    MEASURES["delta"].take(given.only(MEASURES["delta"].needs))
+    MEASURES["delta"].compute(given.only(MEASURES["delta"].needs))
     assert len(taken) <= 10
 
 
@@ -137,10 +136,10 @@ def test_a_long_sequence_of_few_real_tokens_is_measured_by_its_matrix(causal: bo
     taken: list[int] = []
     tiles = m.ScoredAttention.tiles
     monkeypatch.setattr(m.ScoredAttention, "tiles", lambda self: taken.append(1) or tiles(self))
-    for fast, dense in ((streaming.delta, m.delta), (streaming.second_eigenvalue, m.second_eigenvalue)):
+    for fast, dense in ((m.bounded_delta, m.delta), (m.bounded_second_eigenvalue, m.second_eigenvalue)):
         taken.clear()
         found = fast(operator, real)
-        assert len(taken) <= streaming.SWEEPS
+        assert len(taken) <= SWEEPS
         # Above 176 tokens a space does it: |λ₂| is then known to its bound, which is some 1e-4.
         assert_close(found.value[:-1], dense(operator.dense(), real)[:-1], rtol=1e-5, atol=1e-9, equal_nan=True)
         assert_close(found.value[-1], dense(operator.dense(), real)[-1], rtol=0, atol=1e-3)
