@@ -34,7 +34,7 @@ from depthscope.models import BlockConfig, VisionTransformer, pre_norm
 from depthscope.probing import probe
 
 ROUNDS = 7
-MEASURES = ("frobenius_norm", "stable_rank", "effective_rank", "sampled_rank", "delta", "second_eigenvalue")
+MEASURES = ("frobenius_norm", "stable_rank", "effective_rank", "delta", "second_eigenvalue")
 LENGTHS = (1024, 4096, 16_384)
 
 

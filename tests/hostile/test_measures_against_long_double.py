@@ -26,8 +26,7 @@ from samples import seeded
 pytestmark = pytest.mark.skipif(np.finfo(np.longdouble).nmant < 63, reason="long double is no wider than double here")
 
 SEEDS = range(8)  # cases per kind of model
-SAMPLED = {"sampled_rank", "sampled_rank_error"}  # of some sequences of a batch: held in tests/measures
-OF_TOKENS = [n for n, measure in MEASURES.items() if measure.of not in ("attention", "branch") and n not in SAMPLED]
+OF_TOKENS = [n for n, measure in MEASURES.items() if measure.of not in ("attention", "branch")]
 SCALES = [-42, -36, -30, -15, 0, 0, 0, 0, 5, 15, 30]  # powers of ten
 FORMATS = [torch.float32, torch.float32, torch.float64, torch.bfloat16]
 
@@ -304,24 +303,6 @@ class Expected:
 
     def stable_rank(self, value: float) -> None:
         self.close(value, naive.singular_values(self.x)[0] ** -2, 1e-12)
-
-    def leading_share(self, value: float) -> None:
-        self.close(value, naive.singular_values(self.x)[0] ** 2, 1e-12)
-
-    def _leading(self, value: float, of_vector: Callable[[np.ndarray], np.longdouble]) -> None:
-        """A singular vector is as certain as its value is apart from the next."""
-        sigma = naive.singular_values(self.x)
-        gap = float(1 - (sigma[1] / sigma[0]) ** 2) if len(sigma) > 1 else 1.0
-        if gap < 1e-9:
-            assert math.isnan(value) or gap > 1e-16
-        else:
-            self.close(value, of_vector(naive.leading_vector(self.x)), 0.0, 1e-13 / gap)
-
-    def leading_evenness(self, value: float) -> None:
-        self._leading(value, lambda u: u.sum() ** 2 / len(u))
-
-    def leading_token(self, value: float) -> None:
-        self._leading(value, lambda u: (u * u).max())
 
     def composite_residual(self, value: float) -> None:
         self.close(value, naive.composite(self.x), 1e-12)

@@ -12,9 +12,8 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from depthscope import measures as m
-from depthscope.measures import attention_spectra, heads, krylov, operators
+from depthscope.measures import attention_spectra, krylov, operators
 from depthscope.measures.attention_spectra import SWEEPS, Bounded
-from depthscope.measures.heads import GroupedAttention
 from depthscope.measures.operators import AttentionOperator
 from depthscope.measures.sweeps import survey
 from samples import seeded
@@ -26,7 +25,7 @@ def streamed(of: str, p: AttentionOperator | Tensor, real: Tensor | None = None)
     """As of a head that is too large to be made: `of` is delta or second_eigenvalue."""
     operator = m.DenseAttention(p) if isinstance(p, Tensor) else p
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(heads, "TOGETHER", 0)
+        patch.setattr(operators, "STREAMED", 0)
         return getattr(m, f"bounded_{of}")(operator, real)
 
 
@@ -256,17 +255,6 @@ def test_nan_and_one_token_have_no_number():
             assert found.value == 0 if name == "delta" else found.value.isnan()
 
 
-def test_heads_together_are_the_heads_alone():
-    q, k = torch.randn(2, 3, 2, N, 8, generator=seeded(8))
-    heads = [m.ScoredAttention(a, b, 0.4, causal=True) for a, b in zip(q, k, strict=True)]
-    grouped = list(m.together(iter(heads)))
-    assert all(isinstance(head, GroupedAttention) for head in grouped)
-    for head, alone in zip(grouped, heads, strict=True):
-        assert torch.equal(head.dense(), alone.dense())
-        assert head.shape == alone.shape
-        assert_close(m.bounded_delta(head).value, m.delta(alone.dense()), rtol=1e-5, atol=0)
-
-
 class LargestTensor(TorchDispatchMode):
     """Watches how many entries the largest tensor has that any operation makes."""
 
@@ -285,7 +273,8 @@ class LargestTensor(TorchDispatchMode):
 def entries_made(n: int, causal_: bool, compute: Callable[[m.ScoredAttention], object]) -> int:
     q, k = torch.randn(2, 1, n, 8, generator=seeded(9))
     operator = m.ScoredAttention(q, k, 0.35, causal=causal_)
-    with LargestTensor() as watched:
+    with LargestTensor() as watched, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(operators, "STREAMED", 0)
         compute(operator)
     return watched.entries
 

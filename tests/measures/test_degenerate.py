@@ -21,9 +21,6 @@ TOKEN_MEASURES = {
     "largest_feature_share": lambda x, mask=None: m.largest_feature(x, mask).share,
     "effective_rank_exact": lambda x, mask=None: m.effective_rank(x, mask, exact=True),
     "stable_rank": m.stable_rank,
-    "leading_share": lambda x, mask=None: m.leading_direction(x, mask).energy_share,
-    "leading_evenness": lambda x, mask=None: m.leading_direction(x, mask).evenness,
-    "leading_largest": lambda x, mask=None: m.leading_direction(x, mask).largest_token,
     "composite_mean": m.composite_residual,
 }
 ATTENTION_MEASURES = {
@@ -130,13 +127,6 @@ def test_zero_tokens_have_no_direction():
     assert m.direction_similarity(x).similarity == 1
     assert not m.direction_similarity(x).outliers.any()
     assert m.cosine_similarity(x[:2]).isnan()
-
-
-def test_a_leading_direction_that_is_not_unique_has_no_shape():
-    value = m.leading_direction(torch.eye(4))
-    assert_close(value.energy_share, torch.tensor(0.25, dtype=torch.float64))
-    assert value.evenness.isnan()
-    assert value.largest_token.isnan()
 
 
 @pytest.mark.parametrize("measure", ATTENTION_MEASURES.values(), ids=ATTENTION_MEASURES)

@@ -19,6 +19,7 @@ N = 70
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operators, "TILE", 20 * N)
+    monkeypatch.setattr(operators, "STREAMED", 0)
 
 
 def head(kind: str) -> tuple[m.ScoredAttention, Tensor | None]:
@@ -59,7 +60,7 @@ def test_a_survey_is_what_the_matrix_says(kind: str):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_largest_logit_is_that_of_the_scores(kind: str):
+def test_the_largest_logit_is_that_of_the_scores(kind: str, monkeypatch: pytest.MonkeyPatch):
     operator, real = head(kind)
     scores = operator.query.double() @ operator.key.double().mT * operator.scale
     if operator.mask is not None:
@@ -69,12 +70,12 @@ def test_the_largest_logit_is_that_of_the_scores(kind: str):
         scores = scores.masked_fill(torch.ones(N, N, dtype=torch.bool).triu(1), -torch.inf)
     rows = torch.ones(2, N, dtype=torch.bool) if real is None else real
     expected = torch.stack([scores[sample][rows[sample]].max() for sample in range(2)])
-    (grouped,) = m.together(iter([operator]))
-    for given in (
-        {"attention": lambda: operator, "scores": lambda: None},  # streamed
-        {"attention": lambda: grouped, "scores": lambda: None},  # in a group
-        {"matrix": operator.dense, "scores": lambda: scores.float()},  # of an eager softmax
+    for limit, given in (
+        (0, {"attention": lambda: operator, "scores": lambda: None}),  # streamed
+        (2**24, {"attention": lambda: operator, "scores": lambda: None}),
+        (2**24, {"matrix": operator.dense, "scores": lambda: scores.float()}),  # of an eager softmax
     ):
+        monkeypatch.setattr(operators, "STREAMED", limit)
         value = MEASURES["largest_logit"].compute(HeadInput({**given, "real": lambda: real}))
         assert_close(value, expected, rtol=1e-5, atol=0)
     assert_close(m.first_token(operator, real).largest_logit, expected, rtol=1e-5, atol=0)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from depthscope.models import BlockConfig, Encoder
-from depthscope.theory import gradient_exponents, token_exponents
+from exponents import gradient_exponents, token_exponents
 from samples import seeded
 
 N, D = 4, 6

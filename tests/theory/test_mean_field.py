@@ -17,11 +17,10 @@ from depthscope.theory import (
     Gains,
     OddsMap,
     course,
-    gradient_exponents,
     prescribe,
-    token_exponents,
 )
 from depthscope.theory.mean_field import relu_kernel, relu_slope
+from exponents import gradient_exponents, token_exponents
 from samples import seeded
 
 N, WIDTH, FFN, DEPTH = 32, 128, 256, 24

@@ -6,8 +6,7 @@ matplotlib (`pip install 'depthscope[figures]'`), and imports it on first use.
 
 from depthscope.drawing.by_block import Curve, ReferenceBand, draw_by_block
 from depthscope.drawing.complex_plane import circle, draw_spectra
-from depthscope.drawing.depth_use import colour_limits, draw_depth_use
-from depthscope.drawing.heat_map import draw_heat_map, paint_plane
+from depthscope.drawing.heat_map import colour_limits, draw_depth_use, draw_heat_map, paint_plane
 from depthscope.drawing.palette import (
     AFTER,
     BEFORE,
@@ -33,7 +32,6 @@ from depthscope.drawing.panels import (
     legend_inside,
     line_with_band,
     panels,
-    reference_band,
     second_axis,
     shared_legend,
     similarity_axis,
@@ -75,7 +73,6 @@ __all__ = [
     "line_with_band",
     "paint_plane",
     "panels",
-    "reference_band",
     "second_axis",
     "shared_legend",
     "similarity_axis",

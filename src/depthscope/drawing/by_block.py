@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from depthscope.drawing.panels import (
-    LARGE,
     band,
     block_axis,
     label,
     legend_inside,
     line_with_band,
     panels,
-    plain,
     reference_band,
     similarity_axis,
 )
@@ -24,8 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(NamedTuple):
     """A measure at these blocks; with `low` and `high`, the range around it."""
 
     blocks: Sequence[int]
@@ -36,8 +32,7 @@ class Curve:
     high: Sequence[float] | None = None
 
 
-@dataclass(frozen=True)
-class ReferenceBand:
+class ReferenceBand(NamedTuple):
     """What is normal: the range of a measure at these blocks."""
 
     blocks: Sequence[int]
@@ -59,7 +54,7 @@ def draw_by_block(
     Similarities (measures with that word in their name) have the same y axis in every picture. Sizes of one panel are
     in inches.
     """
-    figure, axes = panels(len(curves), width=width, height=height)
+    figure, axes = panels(len(curves), width=width, height=height, title=title)
     named: set[str] = set()
     for ax, (measure, shown) in zip(axes, curves.items(), strict=True):
         for curve in shown:
@@ -67,21 +62,15 @@ def draw_by_block(
             if curve.low is not None and curve.high is not None:
                 band(ax, curve.blocks, curve.low, curve.high, colour=curve.colour)
         if references and measure in references:
-            behind = references[measure]
-            reference_band(ax, behind.blocks, behind.low, behind.high, name=behind.name)
+            blocks, low, high, name = references[measure]
+            reference_band(ax, blocks, low, high, name=name)
         label(ax, measure.replace("_", " "), "block", "")
         block_axis(ax, max((block for curve in shown for block in curve.blocks), default=1), first=0)
         if "similarity" in measure:
-            similarity_axis(ax, _least(shown))
+            values = [value for curve in shown for value in (curve.values if curve.low is None else curve.low)]
+            similarity_axis(ax, min((value for value in values if math.isfinite(value)), default=0.0))
         names = set(ax.get_legend_handles_labels()[1])
         if names - named:
             legend_inside(ax)
         named |= names
-    if title:
-        figure.suptitle(plain(title), fontsize=LARGE + 1)
     return figure
-
-
-def _least(curves: Sequence[Curve]) -> float:
-    values = [value for curve in curves for value in (curve.values if curve.low is None else curve.low)]
-    return min((value for value in values if math.isfinite(value)), default=0.0)

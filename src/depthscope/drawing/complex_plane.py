@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from depthscope.drawing.palette import BLUE, GREY, LIGHT_GREY, VERMILION
-from depthscope.drawing.panels import LARGE, SMALL, label, panels, plain
+from depthscope.drawing.panels import label, panels, plain
 from depthscope.extras import require
 
 if TYPE_CHECKING:
@@ -20,57 +22,41 @@ def draw_spectra(
 ) -> Figure:
     """The share of negative eigenvalues by block, a histogram of all real parts, and the spectra one by one.
 
-    `by_block` has the eigenvalues of a block, `shares` its negative share and after it those of its heads.
+    `by_block` has the eigenvalues of a block, `shares` its negative share and after it those of its heads. Dots to the
+    left of 0 push tokens apart, dots to the right pull them together.
     """
     shown = evenly(sorted(by_block), _MOST)
     columns = min(4, len(shown) + 2)
-    rows = -(-(len(shown) + 2) // columns)
-    figure, axes = panels(columns, rows, width=3.0, height=2.7)
-    _draw_shares(axes[0], shares)
-    _draw_histogram(axes[1], by_block)
-    for ax, block in zip(axes[2:], shown, strict=False):
-        _draw_plane(ax, by_block[block], f"block {block}")
-    for ax in axes[len(shown) + 2 :]:
-        ax.set_axis_off()
-    if title:
-        figure.suptitle(plain(title), fontsize=LARGE + 1)
-    return figure
-
-
-def _draw_shares(ax: Any, shares: Mapping[int, Sequence[float]]) -> None:
+    figure, axes = panels(columns, -(-(len(shown) + 2) // columns), width=3.0, height=2.7, title=title)
+    share, histogram, *planes = axes
+    for block, (_, *heads) in shares.items():
+        share.plot([block] * len(heads), heads, ".", color=LIGHT_GREY, markersize=4)
     blocks = sorted(shares)
-    ax.axhline(0.5, color=GREY, linewidth=0.8, linestyle="--")
-    for block in blocks:
-        ax.plot([block] * (len(shares[block]) - 1), shares[block][1:], ".", color=LIGHT_GREY, markersize=4)
-    ax.plot(blocks, [shares[block][0] for block in blocks], ".-", color=BLUE, linewidth=1.4)
-    ax.set_ylim(-0.02, 1.02)
-    label(ax, "negative share (grey: heads)", "block", "")
-
-
-def _draw_histogram(ax: Any, by_block: Mapping[int, Sequence[complex]]) -> None:
-    """Real parts of all blocks, each by the largest modulus of its own block, so that no block hides the others."""
-    parts = []
-    for values in by_block.values():
-        reach = max((abs(value) for value in values), default=0.0)
-        parts += [value.real / reach for value in values if reach > 0]
-    for colour, chosen in ((BLUE, [p for p in parts if p < 0]), (VERMILION, [p for p in parts if p >= 0])):
-        ax.hist(chosen, bins=20, range=(-1, 0) if colour == BLUE else (0, 1), color=colour, alpha=0.8)
-    ax.axvline(0, color=GREY, linewidth=0.8)
-    label(ax, "all blocks: Re λ by the largest |λ|", "", "")
-
-
-def _draw_plane(ax: Any, values: Sequence[complex], title: str) -> None:
-    """Dots to the left of 0 push tokens apart, dots to the right pull them together."""
-    for colour, chosen in (
-        (BLUE, [value for value in values if value.real < 0]),
-        (VERMILION, [value for value in values if value.real >= 0]),
-    ):
-        ax.plot([v.real for v in chosen], [v.imag for v in chosen], ".", color=colour, markersize=2.5, alpha=0.7)
-    ax.axvline(0, color=GREY, linewidth=0.8)
-    ax.set_title(plain(title), fontsize=SMALL + 1, loc="left")
-    reach = 1.08 * max((abs(value) for value in values), default=1.0) or 1.0
-    ax.set_xlim(-reach, reach)
-    ax.set_ylim(-reach, reach)
+    share.plot(blocks, [shares[block][0] for block in blocks], ".-", color=BLUE, linewidth=1.4)
+    share.axhline(0.5, color=GREY, linewidth=0.8, linestyle="--")
+    share.set_ylim(-0.02, 1.02)
+    label(share, "negative share (grey: heads)", "block", "")
+    spectra = {block: np.array(values, dtype=complex) for block, values in by_block.items()}
+    reach = {block: float(np.abs(values).max(initial=0.0)) or 1.0 for block, values in spectra.items()}
+    # Each block by its own largest modulus, so that no block hides the others.
+    parts = np.concatenate(
+        [np.zeros(0), *(spectra[block].real[spectra[block] != 0] / reach[block] for block in spectra)]
+    )
+    for colour, side, lie in ((BLUE, (-1, 0), np.less), (VERMILION, (0, 1), np.greater_equal)):
+        histogram.hist(parts[lie(parts, 0)], bins=20, range=side, color=colour, alpha=0.8)
+        for ax, block in zip(planes, shown, strict=False):
+            chosen = spectra[block][lie(spectra[block].real, 0)]
+            ax.plot(chosen.real, chosen.imag, ".", color=colour, markersize=2.5, alpha=0.7)
+    for ax in (histogram, *planes):
+        ax.axvline(0, color=GREY, linewidth=0.8)
+    label(histogram, "all blocks: Re λ by the largest |λ|", "", "")
+    for ax, block in zip(planes, shown, strict=False):
+        label(ax, f"block {block}", "", "")
+        ax.set_xlim(-1.08 * reach[block], 1.08 * reach[block])
+        ax.set_ylim(-1.08 * reach[block], 1.08 * reach[block])
+    for ax in planes[len(shown) :]:
+        ax.set_axis_off()
+    return figure
 
 
 def circle(ax: Any, centre: float, radius: float, *, colour: str, name: str) -> None:

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 SMALL, MEDIUM, LARGE = 8, 9, 10  # points: ticks and legends, the names of axes, titles
 
 
-def panels(columns: int, rows: int = 1, *, width: float = 3.6, height: float = 3.0) -> tuple[Figure, list[Axes]]:
+def panels(
+    columns: int, rows: int = 1, *, width: float = 3.6, height: float = 3.0, title: str = ""
+) -> tuple[Figure, list[Axes]]:
     """A figure of columns × rows axes, in reading order; sizes of one panel in inches."""
     make = require("matplotlib.figure", "figures").Figure
     figure: Figure = make(figsize=(columns * width, rows * height), layout="constrained")
@@ -29,6 +31,8 @@ def panels(columns: int, rows: int = 1, *, width: float = 3.6, height: float = 3
         ax.grid(True, color=GRID_GREY, linewidth=0.6)
         ax.set_axisbelow(True)
         ax.tick_params(labelsize=SMALL)
+    if title:
+        figure.suptitle(plain(title), fontsize=LARGE + 1)
     return figure, axes
 
 
@@ -76,15 +80,8 @@ def legend_below(axes: Axes | Sequence[Axes], columns: int = 2, handles: Sequenc
     """A legend under each of the axes, where it covers nothing; of all that has a name, or of the handles."""
     chosen = {} if handles is None else {"handles": handles}
     for ax in axes if isinstance(axes, Iterable) else [axes]:
-        ax.legend(
-            loc="upper center",
-            bbox_to_anchor=(0.5, -0.2),
-            ncols=columns,
-            fontsize=SMALL,
-            frameon=False,
-            handlelength=1.8,
-            **chosen,
-        )
+        style: dict[str, Any] = {"ncols": columns, "handlelength": 1.8, "fontsize": SMALL, "frameon": False, **chosen}
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), **style)
 
 
 def legend_inside(ax: Axes) -> None:
@@ -118,9 +115,9 @@ def edges(centres: Any) -> Any:
     return np.concatenate([[2 * centres[0] - middle[0]], middle, [2 * centres[-1] - middle[-1]]])
 
 
-def colour_bar(figure: Figure, ax: Axes, painted: Any, **options: Any) -> Any:
+def colour_bar(ax: Axes, painted: Any, **options: Any) -> Any:
     """A colour bar beside the axes, with small numbers."""
-    bar = figure.colorbar(painted, ax=ax, **options)
+    bar = ax.figure.colorbar(painted, ax=ax, **options)
     bar.ax.tick_params(labelsize=SMALL)
     return bar
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,6 @@ from depthscope.drawing.panels import label, legend_inside, line_with_band, pane
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 OTHER_COLOURS = (PURPLE, SKY, BLACK)
@@ -37,41 +37,26 @@ def draw_training_curves(frame: pd.DataFrame, labels: Mapping[str, str] = Mappin
     depths = sorted(frame["depth"].unique())
     measured = list(frame["quantity"].unique())
     quantities = [*(name for name in TITLES if name in measured), *(name for name in measured if name not in TITLES)]
+    others = [variant for variant in frame["variant"].unique() if variant not in VARIANT_COLOURS]
+    colours = VARIANT_COLOURS | dict(zip(others, OTHER_COLOURS * len(others), strict=False))
     figure, axes = panels(len(quantities), len(depths), width=3.5, height=3.0)
-    last = frame["step"].max()
-    for row, depth in enumerate(depths):
-        for column, quantity in enumerate(quantities):
-            ax = axes[row * len(quantities) + column]
-            _draw(ax, frame[(frame["depth"] == depth) & (frame["quantity"] == quantity)], labels)
-            ax.set_xlim(0, 1.03 * last)
-            label(ax, f"{depth} blocks", "step", TITLES.get(quantity, quantity.replace("_", " ")))
+    for ax, (depth, quantity) in zip(axes, product(depths, quantities), strict=True):
+        rows = frame[(frame["depth"] == depth) & (frame["quantity"] == quantity)]
+        for variant, of_variant in rows.groupby("variant", sort=False):
+            for number, ((warmup, lr), runs) in enumerate(of_variant.groupby(["warmup_steps", "lr"], sort=True)):
+                parts = [labels.get(str(variant), str(variant))]
+                parts += [f"lr {lr:g}"] if of_variant["lr"].nunique() > 1 else []
+                parts += [f"warm-up {warmup}"] if rows["warmup_steps"].nunique() > 1 else []
+                by_step, colour = runs.groupby("step")["value"], colours[str(variant)]
+                mean, spread = by_step.mean(), by_step.std() if runs["seed"].nunique() > 1 else None
+                if len(mean) == 1 and spread is not None:  # a band has no width there
+                    ax.errorbar(mean.index, mean, spread, color=colour, capsize=3)
+                style = {"linestyle": _LINES[number % len(_LINES)], "marker": "o" if len(mean) < FEW else None}
+                line_with_band(
+                    ax, mean.index, mean, spread, colour=colour, name=", ".join(parts), markersize=4, **style
+                )
+        ax.set_xlim(0, 1.03 * frame["step"].max())
+        label(ax, f"{depth} blocks", "step", TITLES.get(quantity, quantity.replace("_", " ")))
     for ax in axes[:: len(quantities)]:
         legend_inside(ax)
     return figure
-
-
-def _draw(ax: Axes, frame: pd.DataFrame, labels: Mapping[str, str]) -> None:
-    others = [variant for variant in frame["variant"].unique() if variant not in VARIANT_COLOURS]
-    colours = VARIANT_COLOURS | dict(zip(others, OTHER_COLOURS * len(others), strict=False))
-    for variant, of_variant in frame.groupby("variant", sort=False):
-        groups = of_variant.groupby(["warmup_steps", "lr"], sort=True)
-        for number, ((warmup, lr), runs) in enumerate(groups):
-            parts = [labels.get(str(variant), str(variant))]
-            if of_variant["lr"].nunique() > 1:
-                parts.append(f"lr {lr:g}")
-            if frame["warmup_steps"].nunique() > 1:
-                parts.append(f"warm-up {warmup}")
-            by_step = runs.groupby("step")["value"]
-            if len(by_step) == 1 and runs["seed"].nunique() > 1:  # a band has no width there
-                ax.errorbar(by_step.mean().index, by_step.mean(), by_step.std(), color=colours[str(variant)], capsize=3)
-            line_with_band(
-                ax,
-                by_step.mean().index,
-                by_step.mean(),
-                by_step.std() if runs["seed"].nunique() > 1 else None,
-                colour=colours[str(variant)],
-                name=", ".join(parts),
-                linestyle=_LINES[number % len(_LINES)],
-                marker="o" if len(by_step) < FEW else None,
-                markersize=4,
-            )

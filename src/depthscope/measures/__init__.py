@@ -10,17 +10,14 @@ from depthscope.measures.branches import against_trunk, median
 from depthscope.measures.catalogue import GRADIENTS, MEASURES, Measure, choose_measures, list_measures, only_at_outputs
 from depthscope.measures.coherence import mean_coherent_share, token_sum
 from depthscope.measures.energy import energy_split, frobenius_norm, largest_feature, largest_token_share
-from depthscope.measures.given import OF_OUTLIERS, PARTS, HeadInput, MissingNeed, Summary
-from depthscope.measures.heads import together
 from depthscope.measures.norms import Scratch, TokenNorms
 from depthscope.measures.operators import AttentionOperator, DenseAttention, ScoredAttention
+from depthscope.measures.parts import OF_OUTLIERS, PARTS, HeadInput, MissingNeed, Summary
 from depthscope.measures.rank import (
     composite_norm,
     composite_residual,
     effective_rank,
-    leading_direction,
     ordinary_rank,
-    sampled_rank,
     singular_values,
     stable_rank,
 )
@@ -81,7 +78,6 @@ __all__ = [
     "growth",
     "largest_feature",
     "largest_token_share",
-    "leading_direction",
     "list_measures",
     "mean_coherent_share",
     "median",
@@ -89,11 +85,9 @@ __all__ = [
     "omega",
     "only_at_outputs",
     "ordinary_rank",
-    "sampled_rank",
     "second_eigenvalue",
     "singular_values",
     "stable_rank",
-    "together",
     "token_diversity",
     "token_similarity",
     "token_sum",

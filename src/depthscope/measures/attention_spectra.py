@@ -12,13 +12,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from depthscope.measures.attention import delta, is_triangular, largest_on_diagonal, second_eigenvalue, square_rows
-from depthscope.measures.heads import GroupedAttention, is_streamed
 from depthscope.measures.krylov import BlockKrylov, largest_of_symmetric, random_rows, spectral_radius
 from depthscope.measures.operators import AttentionOperator
 from depthscope.measures.sweeps import Survey, survey
@@ -48,76 +48,62 @@ def bounded_delta(
 
     `known`: the survey of a long head, if there is one.
     """
-    if isinstance(attention, GroupedAttention):
-        return Bounded(*(part[attention.number] for part in attention.group.once(bounded_delta, mask)))
-    p = _dense_if_small(attention)
-    if isinstance(p, Tensor) and p.shape[-1] < _SMALL:
-        return _exactly(delta(p, mask))
-    centred = _Dense(square_rows(p, mask)) if isinstance(p, Tensor) else _Streamed(p, mask, known)
-    value = error = torch.zeros_like(centred.spread)
-    if bool(centred.used.any()):
-        block = 4 if isinstance(p, Tensor) else centred.block
-        space = BlockKrylov(centred.gram, centred.start(block))
-        for steps in (12, 6) if isinstance(p, Tensor) else (3, *[1] * (SWEEPS - 4)):
+
+    def solve(centred: _Centred) -> tuple[Tensor, Tensor]:
+        space = centred.space(centred.gram, 4)
+        for steps in centred.schedule(12, 6):
             square, above = largest_of_symmetric(space.extend(steps))
             value, error = square.sqrt(), (square + above).sqrt() - square.sqrt()
-            if bool((~(error > TOLERANCE / 2 * value) | ~centred.used).all()):
+            if centred.is_known(value, error):
                 break
-    return _finished(delta, value, error, centred, p, mask)
+        return value, error
+
+    return _bounded(delta, solve, attention, mask, known)
 
 
 def bounded_second_eigenvalue(
     attention: Tensor | AttentionOperator, mask: Tensor | None = None, known: Survey | None = None
 ) -> Bounded:
     """|λ₂(P)| (see `second_eigenvalue`), with a bound on its error, first order in the residual (`spectral_radius`)."""
-    if isinstance(attention, GroupedAttention):
-        return Bounded(*(part[attention.number] for part in attention.group.once(bounded_second_eigenvalue, mask)))
-    p = _dense_if_small(attention)
-    if isinstance(p, Tensor) and p.shape[-1] < _SMALL:
-        return _exactly(second_eigenvalue(p, mask))
-    centred = _Dense(square_rows(p, mask)) if isinstance(p, Tensor) else _Streamed(p, mask, known)
-    value = largest_on_diagonal(centred.diagonal, centred.real) / centred.scale
-    error = torch.zeros_like(value)
-    centred.spread = torch.where(centred.real.sum(dim=-1) > 1, centred.spread, torch.nan)
-    if bool((left := centred.used & ~centred.triangular).any()):
-        block = 2 if isinstance(p, Tensor) else centred.block
-        space = BlockKrylov(centred.times, centred.start(block))
-        for steps in (20, 12) if isinstance(p, Tensor) else (6, *[1] * (SWEEPS - 7)):
-            radius, off = spectral_radius(space.extend(steps), centred.rounding)
-            if bool((~(off > TOLERANCE / 2 * radius) | ~left).all()):
-                break
-        value, error = torch.where(left, radius, value), torch.where(left, off, error)
-    return _finished(second_eigenvalue, value, error, centred, p, mask)
+
+    def solve(centred: _Centred) -> tuple[Tensor, Tensor]:
+        centred.spread = torch.where(centred.real.sum(dim=-1) > 1, centred.spread, torch.nan)
+        on_diagonal = largest_on_diagonal(centred.diagonal, centred.real) / centred.scale
+        centred.used &= ~centred.triangular
+        radius = error = torch.zeros_like(on_diagonal)
+        if bool(centred.used.any()):
+            space = centred.space(centred.times, 2)
+            for steps in centred.schedule(20, 12):
+                radius, error = spectral_radius(space.extend(steps), centred.rounding)
+                if centred.is_known(radius, error):
+                    break
+        return torch.where(centred.used, radius, on_diagonal), torch.where(centred.used, error, 0.0)
+
+    return _bounded(second_eigenvalue, solve, attention, mask, known)
 
 
-def _dense_if_small(attention: Tensor | AttentionOperator) -> Tensor | AttentionOperator:
+def _bounded(
+    exact: Callable[..., Tensor],
+    solve: Callable[[_Centred], tuple[Tensor, Tensor]],
+    attention: Tensor | AttentionOperator,
+    mask: Tensor | None,
+    known: Survey | None,
+) -> Bounded:
+    """In the size of P and the shape of its batch; by the exact form where there is one and the bound is too wide."""
     n, m = attention.shape[-2:]
     if n != m:
         raise ValueError(f"expected attention matrices (…, n, n), got shape {tuple(attention.shape)}")
-    return attention if isinstance(attention, Tensor) or is_streamed(attention) else attention.dense()
-
-
-def _exactly(value: Tensor) -> Bounded:
-    return Bounded(value, torch.zeros_like(value))
-
-
-def _finished(
-    exact: Callable[..., Tensor],
-    value: Tensor,
-    error: Tensor,
-    centred: _Centred,
-    p: Tensor | AttentionOperator,
-    mask: Tensor | None,
-) -> Bounded:
-    """In the size of P and the shape of its batch; by the exact form where that can be had and the bound is too wide.
-
-    |λ₂| ≤ δ ≤ ‖Π⊥P‖_F, so no error is larger than what is left up to it, or down to 0.
-    """
-    usable = centred.spread.isfinite()
+    p = attention if isinstance(attention, Tensor) or attention.is_streamed else attention.dense()
+    if isinstance(p, Tensor) and n < _SMALL:
+        value = exact(p, mask)
+        return Bounded(value, torch.zeros_like(value))
+    centred = _Dense(square_rows(p, mask)) if isinstance(p, Tensor) else _Streamed(p, mask, known)
+    value, error = solve(centred)
+    # |λ₂| ≤ δ ≤ ‖Π⊥P‖_F: no error is larger than what is left up to it, or down to 0.
     error = torch.minimum(error + centred.rounding * (value > 0), torch.maximum(value, 1 - value))
+    usable = centred.spread.isfinite()
     parts = (torch.where(centred.spread == 0, 0.0, part) * centred.spread for part in (value, error))
     value, error = (torch.where(usable, part, torch.nan) for part in parts)
-    n = p.shape[-1]
     failed = usable & ~(error <= TOLERANCE * value)
     if isinstance(p, Tensor) and n <= _DENSE_MOST and bool(failed.any()):
         masks = None if mask is None else mask.expand(p.shape[:-1]).reshape(-1, n)[failed]
@@ -131,16 +117,24 @@ class _Centred:
     `times` is C v and `gram` CᵀC v for every row v.
     """
 
+    times: Callable[[Tensor], Tensor]
+    gram: Callable[[Tensor], Tensor]
+
     def __init__(self, spread: Tensor, diagonal: Tensor, triangular: Tensor, real: Tensor):
         self.spread, self.diagonal, self.triangular, self.real = spread, diagonal, triangular, real
         self.used = spread.isfinite() & (spread > 0)
         self.scale = torch.where(self.used, spread, 1.0)
-        n = real.shape[-1]
-        self.block = min(_VECTORS, max(n // (SWEEPS + 1), 1))  # of more dimensions than n there is no space
-        self.rounding = n**0.5 * torch.finfo(torch.float64).eps  # of sums of n rounded numbers
+        self.rounding = real.shape[-1] ** 0.5 * torch.finfo(torch.float64).eps  # of sums of n rounded numbers
 
-    def start(self, block: int) -> Tensor:
-        return random_rows(len(self.spread), block, self.real.shape[-1], self.real.device)
+    def space(self, product: Callable[[Tensor], Tensor], block: int) -> BlockKrylov:
+        return BlockKrylov(product, random_rows(len(self.spread), block, self.real.shape[-1], self.real.device))
+
+    def schedule(self, *steps: int) -> tuple[int, ...]:
+        """How many products more, before the bound is looked at again."""
+        return steps
+
+    def is_known(self, value: Tensor, error: Tensor) -> bool:
+        return bool((~(error > TOLERANCE / 2 * value) | ~self.used).all())
 
 
 class _Dense(_Centred):
@@ -158,11 +152,8 @@ class _Dense(_Centred):
         deviations = wide.deviations.flatten(0, -3) / self.scale[:, None, None]
         self.matrices = torch.where(self.used[:, None, None], deviations, 0.0)
 
-    def times(self, v: Tensor) -> Tensor:
-        return v @ self.matrices.mT
-
-    def gram(self, v: Tensor) -> Tensor:
-        return (v @ self.matrices.mT) @ self.matrices
+        self.times = lambda v: v @ self.matrices.mT
+        self.gram = lambda v: (v @ self.matrices.mT) @ self.matrices
 
 
 class _Streamed(_Centred):
@@ -173,6 +164,14 @@ class _Streamed(_Centred):
         known = survey(attention, mask) if known is None else known
         super().__init__(known.spread, known.diagonal, known.triangular, known.real)
         self.attention, self.mean = attention, torch.where(self.used.unsqueeze(-1), known.mean_row, 0.0)
+        self.times, self.gram = (partial(self._sweep, both=both) for both in (False, True))
+
+    def space(self, product: Callable[[Tensor], Tensor], block: int) -> BlockKrylov:
+        """Of more vectors at once; of more dimensions than n there is no space."""
+        return super().space(product, min(_VECTORS, max(self.real.shape[-1] // (SWEEPS + 1), 1)))
+
+    def schedule(self, *steps: int) -> tuple[int, ...]:
+        return 3, *[1] * (SWEEPS - 4)
 
     def _sweep(self, v: Tensor, both: bool) -> Tensor:
         """C v, or CᵀC v: a tile is used for both products. After the keys that they see, rows are minus their mean."""
@@ -189,9 +188,3 @@ class _Streamed(_Centred):
             else:
                 image[..., tile.first : tile.last] = y
         return image / self.scale[:, None, None] if both else image
-
-    def times(self, v: Tensor) -> Tensor:
-        return self._sweep(v, both=False)
-
-    def gram(self, v: Tensor) -> Tensor:
-        return self._sweep(v, both=True)

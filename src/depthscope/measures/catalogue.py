@@ -30,13 +30,12 @@ from torch import Tensor
 from depthscope.measures.attention import Mu, attention_entropy, omega_and_mu
 from depthscope.measures.attention_spectra import Bounded, bounded_delta, bounded_second_eigenvalue
 from depthscope.measures.energy import energy_split, largest_feature
-from depthscope.measures.given import HEAD_PARTS, PARTS, HeadInput
+from depthscope.measures.operators import AttentionOperator
+from depthscope.measures.parts import HEAD_PARTS, PARTS, HeadInput
 from depthscope.measures.rank import (
     composite_residual,
     effective_rank,
-    leading_direction,
     ordinary_rank,
-    sampled_rank,
     stable_rank,
 )
 from depthscope.measures.similarity import (
@@ -48,7 +47,7 @@ from depthscope.measures.similarity import (
     token_diversity,
     token_similarity,
 )
-from depthscope.measures.sweeps import largest_logit, row_peaks
+from depthscope.measures.sweeps import Survey, largest_logit, row_peaks
 from depthscope.measures.tokens import TokenMatrix
 from depthscope.naming import as_names, unknown_name
 from depthscope.registry import Registry
@@ -125,13 +124,13 @@ def _sink_attention(head: HeadInput) -> Tensor:
         share = torch.where(sinks, head.survey.mean_row, 0.0).sum(dim=-1)
     else:
         real = torch.ones_like(sinks) if head.real is None else head.real.to(sinks.device)
-        drawn = torch.where(sinks[:, None, :] & real[:, :, None], head.attention.dense(), 0.0).sum(dim=(-2, -1))
+        drawn = torch.where(sinks[:, None, :] & real[:, :, None], head.dense, 0.0).sum(dim=(-2, -1))
         share = drawn.double() / real.sum(dim=-1)
     return torch.where(sinks.any(dim=-1), share, torch.nan)
 
 
 def _entropy(head: HeadInput) -> Tensor:
-    return attention_entropy(head.attention.dense(), head.real) if head.survey is None else head.survey.entropy
+    return attention_entropy(head.dense, head.real) if head.survey is None else head.survey.entropy
 
 
 def _largest_logit(head: HeadInput) -> Tensor:
@@ -148,8 +147,12 @@ def _sink_value_norm(head: HeadInput) -> Tensor:
     return ratios.masked_fill(~head.sinks, torch.nan).nanmean(dim=-1)
 
 
+def _whole_or_streamed(head: HeadInput) -> tuple[Tensor | AttentionOperator, Tensor | None, Survey | None]:
+    return (head.dense if head.survey is None else head.attention), head.real, head.survey
+
+
 def _omega_and_mu(head: HeadInput) -> tuple[Tensor, Mu]:
-    return omega_and_mu(head.attention.dense() if head.survey is None else head.attention, head.tokens)
+    return omega_and_mu(_whole_or_streamed(head)[0], head.tokens)
 
 
 def _station(name: str, compute: Callable[..., Tensor], *needs: str, **fields: object) -> Measure:
@@ -181,20 +184,11 @@ _OURS = (
     Measure("branch_ratio", "branch", lambda trunk, branch: branch.norm / trunk.norm, groups=_RANK),
     Measure("effective_rank", "tokens", effective_rank, groups=("verdict", "spectral", "all")),
     Measure("ordinary_rank", "tokens", ordinary_rank, groups=("verdict", "spectral", "all")),
-    Measure("sampled_rank", "batch", lambda x: x.once(sampled_rank).mean),
-    Measure("sampled_rank_error", "batch", lambda x: x.once(sampled_rank).error),
     Measure("largest_feature_share", "tokens", lambda x: largest_feature(x).share, groups=_VERDICT, is_share=True),
     Measure("largest_feature", "tokens", lambda x: largest_feature(x).feature, groups=_VERDICT, is_name=True),
     Measure("stable_rank", "tokens", stable_rank, groups=_RANK),
-    Measure("leading_share", "tokens", lambda x: leading_direction(x).energy_share, groups=_RANK, is_share=True),
-    Measure("leading_evenness", "tokens", lambda x: leading_direction(x).evenness, groups=_RANK, is_share=True),
-    Measure("leading_token", "tokens", lambda x: leading_direction(x).largest_token, groups=_RANK),
-    _head("delta", lambda head: bounded_delta(head.attention, head.real, head.survey), "attention"),
-    _head(
-        "second_eigenvalue",
-        lambda head: bounded_second_eigenvalue(head.attention, head.real, head.survey),
-        "attention",
-    ),
+    _head("delta", lambda head: bounded_delta(*_whole_or_streamed(head)), "attention"),
+    _head("second_eigenvalue", lambda head: bounded_second_eigenvalue(*_whole_or_streamed(head)), "attention"),
     _head("omega", lambda head: head.once(_omega_and_mu)[0], "attention", "tokens"),
     _head("mu_mean", lambda head: head.once(_omega_and_mu)[1].mean, "attention", "tokens"),
     _head("mu_diversity", lambda head: head.once(_omega_and_mu)[1].diversity, "attention", "tokens"),

@@ -35,26 +35,16 @@ def norms_and_safety(values: Tensor) -> tuple[Tensor, bool]:
     Another device than the CPU is not asked: there every row goes both ways.
     """
     norms = torch.linalg.vector_norm(values, dim=-1).double()
+    low, high = SAFE_NORMS[values.dtype]
     here = values.device.type == "cpu"
-    safe = here and _inside(norms, values.dtype)
-    if not safe:
-        low, high = SAFE_NORMS[values.dtype]
-        doubtful = ~((norms > low) & (norms < high))  # also true for nan
-        rows = (values[doubtful] if here else values).double()  # (rows, k), or (…, k)
-        largest = rows.abs().amax(dim=-1, keepdim=True)
-        scale = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
-        careful = scale.squeeze(-1) * torch.linalg.vector_norm(rows / scale, dim=-1)
-        norms = norms.masked_scatter(doubtful, careful) if here else torch.where(doubtful, careful, norms)
-    return norms, safe
-
-
-def _inside(norms: Tensor, dtype: torch.dtype) -> bool:
-    """Whether all norms could be squared without harm; false for nan."""
-    if norms.numel() == 0:
-        return True
-    low, high = SAFE_NORMS[dtype]
-    least, most = torch.aminmax(norms)
-    return low < least.item() and most.item() < high
+    if here and (norms.numel() == 0 or bool(low < norms.amin() and norms.amax() < high)):  # false for nan
+        return norms, True
+    doubtful = ~((norms > low) & (norms < high))  # also true for nan
+    rows = (values[doubtful] if here else values).double()  # (rows, k), or (…, k)
+    largest = rows.abs().amax(dim=-1, keepdim=True)
+    scale = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
+    careful = scale.squeeze(-1) * torch.linalg.vector_norm(rows / scale, dim=-1)
+    return norms.masked_scatter(doubtful, careful) if here else torch.where(doubtful, careful, norms), False
 
 
 def mean_is_lost(mean_norm: Tensor, deviation_norm: Tensor, tokens: int, dtype: torch.dtype) -> Tensor:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+STREAMED = 2**24  # entries of a matrix above which it is not made, or copied: its measures are taken row by row
 TILE = 2**20  # entries that a sweep over the rows has at a time: they stay in the processor's caches
 _WIDTHS = 8  # of the tiles of causal attention
 _FEWEST = 16  # rows of a tile, however long they are: fewer would not be worth a matrix product
@@ -39,6 +40,11 @@ class AttentionOperator:
     @property
     def shape(self) -> torch.Size:
         raise NotImplementedError
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether its measures are taken from sweeps over its rows."""
+        return self.shape.numel() > STREAMED
 
     def dense(self) -> Tensor:
         """The matrix, (…, n, m)."""
@@ -72,21 +78,21 @@ class AttentionOperator:
         return product
 
 
+@dataclass(frozen=True)
 class DenseAttention(AttentionOperator):
-    """Attention whose matrix (…, n, m) is there already: that of an eager implementation."""
+    """Attention whose matrix is there already: that of an eager implementation."""
 
-    def __init__(self, matrix: Tensor):
-        self._matrix = matrix
+    matrix: Tensor  # (…, n, m)
 
     @property
     def shape(self) -> torch.Size:
-        return self._matrix.shape
+        return self.matrix.shape
 
     def dense(self) -> Tensor:
-        return self._matrix
+        return self.matrix
 
     def tile(self, first: int, last: int) -> Tile:
-        return Tile(first, last, self.shape[-1], self.dense()[..., first:last, :])
+        return Tile(first, last, self.shape[-1], self.matrix[..., first:last, :])
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from depthscope.measures.heads import scored
 from depthscope.measures.operators import AttentionOperator, ScoredAttention, Tile
 
 SINK_MASS = 0.3  # Gu et al. 2024, §3: no head at initialisation passes it, and sink heads give 0.5 and more
@@ -122,8 +121,7 @@ def first_token(attention: AttentionOperator, real: Tensor | None = None, scores
     batch, n, m = attention.shape
     if n != m:
         raise ValueError(f"expected the attention of tokens to each other (batch, n, n), got {(batch, n, m)}")
-    made_of = scored(attention)
-    device = attention.dense().device if made_of is None else made_of.key.device
+    device = attention.key.device if isinstance(attention, ScoredAttention) else attention.dense().device
     rows = torch.ones((batch, n), dtype=torch.bool, device=device) if real is None else (real != 0).to(device)
     first, counted = rows.int().argmax(dim=-1), rows & (rows.cumsum(dim=-1) > 1)
     mass = torch.zeros(batch, dtype=torch.float64, device=device)
@@ -143,8 +141,9 @@ def first_token(attention: AttentionOperator, real: Tensor | None = None, scores
 
 def row_peaks(attention: AttentionOperator, scores: Tensor | None = None) -> Tensor | None:
     """The largest number that the softmax of each query reads, (batch, n); None where the scores were not seen."""
-    made_of = scored(attention)
-    return scores.amax(dim=-1) if scores is not None else None if made_of is None else made_of.peaks()
+    if scores is not None:
+        return scores.amax(dim=-1)
+    return attention.peaks() if isinstance(attention, ScoredAttention) else None
 
 
 def largest_logit(peaks: Tensor, real: Tensor | None = None) -> Tensor:

@@ -30,7 +30,6 @@ from torch import Tensor
 
 from depthscope.measures.norms import (
     SAFE_NORMS,
-    Scratch,
     TokenNorms,
     mean_is_lost,
     norm_of_rows,
@@ -54,12 +53,10 @@ class TokenMatrix:
 
     Leading axes are batch axes. `mask` (…, n) is true for real tokens and broadcasts over leading
     axes; what padding holds, NaN included, never matters. Half precision is widened to float32,
-    which is exact. Results are float64. Tensors on Apple's GPU, which has no float64, are moved to
-    the CPU. With `scratch`, for use without gradients, `directions` stand in its buffer `unit` until that
-    name is used again.
+    which is exact. Results are float64. Tensors on Apple's GPU, which has no float64, are moved to the CPU.
     """
 
-    def __init__(self, values: Tensor, mask: Tensor | None = None, scratch: Scratch | None = None, unit: str = "unit"):
+    def __init__(self, values: Tensor, mask: Tensor | None = None):
         if not isinstance(values, Tensor) or not values.is_floating_point():
             kind = values.dtype if isinstance(values, Tensor) else type(values).__name__
             raise TypeError(f"expected a floating-point tensor of tokens (…, n, d), got {kind}; convert it first")
@@ -75,7 +72,6 @@ class TokenMatrix:
         if mask is not None:
             mask = _real_tokens(mask, values)
         self._shared: dict[Callable[[TokenMatrix], Any], Any] = {}
-        self._scratch, self._unit_buffer = scratch, unit
         self.mask = mask  # (…, n) or None
         self.values = values if mask is None else torch.where(mask.unsqueeze(-1), values, 0.0)  # (…, n, d)
 
@@ -94,10 +90,6 @@ class TokenMatrix:
             self._shared[compute] = compute(self)
         return self._shared[compute]
 
-    def has(self, compute: Callable[[TokenMatrix], Any]) -> bool:
-        """Whether `once` has computed it already."""
-        return compute in self._shared
-
     @cached_property
     def real(self) -> Tensor:
         """True for real tokens, (…, n)."""
@@ -113,14 +105,14 @@ class TokenMatrix:
         batch, n = self.values.shape[:-2], self.values.shape[-2]
         return torch.full(batch, float(n), dtype=torch.float64, device=self.values.device)
 
-    def _split(self, buffer: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The mean (…, d) in float64, nan without real tokens, and the deviations (…, n, d), in the buffer if given."""
+    def _split(self) -> tuple[Tensor, Tensor]:
+        """The mean (…, d) in float64, nan without real tokens, and the deviations (…, n, d)."""
         if self.mask is None:
             first = self.values[..., :1, :]  # (…, 1, d)
         else:
             index = self.mask.int().argmax(dim=-1)[..., None, None]  # (…, 1, 1)
             first = self.values.gather(-2, index.expand(*index.shape[:-1], self.values.shape[-1]))
-        shifted = self.values - first if buffer is None else torch.sub(self.values, first, out=buffer)
+        shifted = self.values - first
         if self.mask is not None:
             shifted.masked_fill_(~self.mask.unsqueeze(-1), 0.0)
         # An error e of this mean enters ‖Π⊥X‖² only as n·e²: the tokens' own precision is enough.
@@ -134,16 +126,17 @@ class TokenMatrix:
     @cached_property
     def _mean_and_spread(self) -> tuple[Tensor, Tensor]:
         """The mean (…, d) and ‖Π⊥X‖_F (…); the deviations themselves are not kept."""
-        mean, deviations = self._split(None if self._scratch is None else self._scratch.take("work", self.values))
+        mean, deviations = self._split()
         rows, safe = norms_and_safety(deviations)
         norm = self._small_norm(rows)
         if not safe:
             low, high = SAFE_NORMS[self.values.dtype]
             doubtful = (norm != 0) & ~((norm > low) & (norm < high))  # overflow, or a mean without its last bits
             if may_be_any(doubtful):
-                careful_mean, careful_norm = self._mean_and_spread_rescaled
-                mean = torch.where(doubtful.unsqueeze(-1), careful_mean, mean)
-                norm = torch.where(doubtful, careful_norm, norm)
+                careful_mean, deviations = self.rescaled._split()  # right for any finite input
+                careful, k = norm_of_rows(norm_of_rows(deviations)), self._exponent
+                mean = torch.where(doubtful.unsqueeze(-1), times_power_of_two(careful_mean, k.unsqueeze(-1)), mean)
+                norm = torch.where(doubtful, times_power_of_two(careful, k), norm)
         lost = mean_is_lost(self._root * self._small_norm(mean), norm, self.values.shape[-2], self.values.dtype)
         if may_be_any(lost):
             plain = self.rescaled.values.sum(dim=-2) / self.count.unsqueeze(-1)
@@ -154,13 +147,6 @@ class TokenMatrix:
     def _root(self) -> Tensor | float:
         """√n."""
         return self.count.sqrt() if self.mask is not None else self.values.shape[-2] ** 0.5
-
-    @property
-    def _mean_and_spread_rescaled(self) -> tuple[Tensor, Tensor]:
-        """The same, right for any finite input: in float64 and with the largest entry of each sequence near 1."""
-        mean, deviations = self.rescaled._split()
-        norm, k = norm_of_rows(norm_of_rows(deviations)), self._exponent
-        return times_power_of_two(mean, k.unsqueeze(-1)), times_power_of_two(norm, k)
 
     @cached_property
     def _exponent(self) -> Tensor:
@@ -258,26 +244,17 @@ class TokenMatrix:
         """Real tokens with more than `OUTLIER_FACTOR` times the median norm, (…, n)."""
         return are_outliers(self.norm_ratios)
 
-    @property
+    @cached_property
     def ordinary(self) -> TokenMatrix:
         """The tokens that are no outliers; the very same matrix where there are none."""
-        return self._without_outliers if self.has_outliers else self
-
-    @cached_property
-    def _without_outliers(self) -> TokenMatrix:
-        return TokenMatrix(self.values, self.real & ~self.outliers)
+        return TokenMatrix(self.values, self.real & ~self.outliers) if self.has_outliers else self
 
     @cached_property
     def directions(self) -> TokenMatrix:
         """The tokens scaled to length 1. Zero tokens have no direction: they count as padding."""
         norms, safe = self._token_norms
         if self.mask is None and safe:
-            divisors = norms.unsqueeze(-1).to(self.values.dtype)
-            if self._scratch is None:
-                unit_tokens = TokenMatrix(self.values / divisors)
-            else:
-                buffer = self._scratch.take(self._unit_buffer, self.values)
-                unit_tokens = TokenMatrix(torch.div(self.values, divisors, out=buffer), scratch=self._scratch)
+            unit_tokens = TokenMatrix(self.values / norms.unsqueeze(-1).to(self.values.dtype))
         else:
             low, high = SAFE_NORMS[self.values.dtype]
             real = self.real & (norms != 0)  # nan stays, and makes the result nan
@@ -307,16 +284,12 @@ def are_outliers(norm_ratios: Tensor) -> Tensor:
 def _real_tokens(mask: Tensor, values: Tensor) -> Tensor:
     """The mask as booleans in the tokens' shape, (…, n)."""
     shape = values.shape[:-1]
-    if mask.ndim not in (1, len(shape)) or mask.shape[-1] != shape[-1]:
+    fits = mask.ndim in (1, len(shape)) and all(m in (1, n) for m, n in zip(mask.shape[:-1], shape, strict=False))
+    if not fits or mask.shape[-1] != shape[-1]:
         raise ValueError(
             f"expected a mask of shape (…, n) that fits the tokens' {tuple(shape)}, got {tuple(mask.shape)}"
         )
-    try:
-        return (mask.to(values.device) != 0).expand(shape)
-    except RuntimeError:
-        raise ValueError(
-            f"expected a mask of shape (…, n) that fits the tokens' {tuple(shape)}, got {tuple(mask.shape)}"
-        ) from None
+    return (mask.to(values.device) != 0).expand(shape)
 
 
 def norms_of(tokens: Tokens, mask: Tensor | None = None) -> TokenNorms:

@@ -7,7 +7,6 @@ The tokens of a station are looked at in stage one (`station.py`), everything el
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,16 +19,14 @@ from depthscope.inputs import Batch
 from depthscope.measures import (
     MEASURES,
     OF_OUTLIERS,
-    AttentionOperator,
     Bounded,
     HeadInput,
     Measure,
+    ScoredAttention,
     Scratch,
     TokenMatrix,
-    together,
 )
 from depthscope.measures.catalogue import half_turns
-from depthscope.measures.heads import scored
 from depthscope.measures.tokens import are_outliers
 from depthscope.probing.finish import Looks, PlacesOfLooks, Seen, readings_of, without_positions
 from depthscope.probing.finite import Place
@@ -347,7 +344,7 @@ class Measurement:
             sinks = are_outliers(self._entered.look.ratios).unflatten(0, (-1, visit.streams)).any(dim=1)
             if bool(sinks.any()):  # what attention is asked for is worth a question
                 of_block["sinks"] = lambda: sinks
-        for head in _in_groups(heads):
+        for head in heads:
             given = HeadInput(of_block | _parts_of_head(head, values))
             self.incomplete |= not head.complete
             for measure in self._of["attention"]:
@@ -374,21 +371,8 @@ def _is_output(visit: Visit, station: str) -> bool:
 def _parts_of_head(head: Head, values: Tensor | None) -> dict[str, Any]:
     """What a measure may be given of one head, by name."""
     parts: dict[str, Any] = {"attention": lambda: head.attention, "matrix": head.attention.dense}
-    if head.scores is not None or scored(head.attention) is not None:
+    if head.scores is not None or isinstance(head.attention, ScoredAttention):
         parts["scores"] = lambda: head.scores
     if values is not None:
         parts["values"] = lambda: values[:, head.group]
     return parts
-
-
-def _in_groups(heads: Iterator[Head]) -> Iterator[Head]:
-    """The same heads; those that are small are computed together."""
-    waiting: deque[Head] = deque()
-
-    def attention() -> Iterator[AttentionOperator]:
-        for head in heads:
-            waiting.append(head)
-            yield head.attention
-
-    for grouped in together(attention()):
-        yield waiting.popleft()._replace(attention=grouped)

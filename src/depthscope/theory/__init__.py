@@ -19,9 +19,8 @@ from depthscope.theory.escalation import (
     lower_bound,
     spectral_estimate,
 )
-from depthscope.theory.exponents import gradient_exponents, token_exponents
 from depthscope.theory.gradients import expected_gradient_ratio
-from depthscope.theory.mean_field import GROWTH, Gains, Prescription, course, prescribe
+from depthscope.theory.mean_field import GROWTH, Gains, course, prescribe
 from depthscope.theory.odds import (
     OddsMap,
     band,
@@ -47,7 +46,6 @@ __all__ = [
     "Heads",
     "Mlp",
     "OddsMap",
-    "Prescription",
     "SplitTokens",
     "asymptotic_rate",
     "attend",
@@ -66,7 +64,6 @@ __all__ = [
     "expected_rate",
     "feed_forward",
     "gamma",
-    "gradient_exponents",
     "layer_contraction",
     "level_to_hold",
     "lipschitz_bound",
@@ -86,7 +83,6 @@ __all__ = [
     "sharp_constant",
     "similarity_of",
     "spectral_estimate",
-    "token_exponents",
     "token_odds",
     "tokens_after",
     "uniform_causal_attention",

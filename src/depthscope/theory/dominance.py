@@ -83,11 +83,10 @@ def dominance_of(attention: Tensor, weights: Tensor, *, tie: float = TIE) -> Dom
     dominating = [(i, j) for i, j in torch.nonzero(moduli >= (1 - tie) * top).tolist()]
     is_mean = all(i == 0 for i, _ in dominating)
     defective = _coincide(modes, {i for i, _ in dominating}) or _coincide(directions, {j for _, j in dominating})
-    rank = _generic_rank(dominating)
-    if is_mean:
-        angle: bool | None = True
-    else:
-        angle = None if defective else False if rank > 1 else _signs(attention, dominating, modes, moduli, tie)
+    rank = _generic_rank(dominating, moduli.shape)
+    angle = True if is_mean else None if defective else False
+    if not is_mean and not defective and rank <= 1:
+        angle = _signs(attention, dominating, modes, moduli, tie)
     return Dominance(
         pairs=tuple(dominating),
         modulus=top,
@@ -183,20 +182,10 @@ def _stationary(attention: Tensor) -> Tensor:
     return power.mean(dim=0)
 
 
-def _generic_rank(pairs: list[tuple[int, int]]) -> int:
-    """The rank of a matrix whose entries at `pairs` are generic and zero elsewhere: a maximum matching (Kuhn)."""
-    columns_of: dict[int, list[int]] = {}
-    for i, j in pairs:
-        columns_of.setdefault(i, []).append(j)
-    matched: dict[int, int] = {}
-
-    def place(i: int, tried: set[int]) -> bool:
-        for j in columns_of[i]:
-            if j not in tried:
-                tried.add(j)
-                if j not in matched or place(matched[j], tried):
-                    matched[j] = i
-                    return True
-        return False
-
-    return sum(place(i, set()) for i in columns_of)
+def _generic_rank(pairs: list[tuple[int, int]], shape: torch.Size) -> int:
+    """The rank of a matrix whose entries at `pairs` are generic and zero elsewhere, such as random ones."""
+    entries, (rows, columns) = torch.zeros(shape, dtype=torch.float64), zip(*pairs, strict=True)
+    entries[list(rows), list(columns)] = 0.5 + torch.rand(
+        len(pairs), generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    return int(torch.linalg.matrix_rank(entries))

@@ -1,13 +1,10 @@
 """Weights of a checkpoint read tensor by tensor, so that one larger than memory can be looked at.
 
-The model is built without weights (PyTorch's meta device); whoever needs some of them has just these read. Files are
-read at the place of a tensor and not mapped: a mapped file counts against the limit of a process's address space.
+The model is built without weights (PyTorch's meta device); whoever needs some of them has just these read.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
@@ -22,29 +20,21 @@ from torch.utils._pytree import tree_leaves
 from depthscope.extras import require
 from depthscope.files import read_json, require_own_file
 
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-}
-_MOST_HEADER = 100 << 20  # bytes: what the format allows
-
 
 class Checkpoint:
     """The safetensors files of a folder: which weights of a model are there, and one of them at a time."""
 
     def __init__(self, folder: Path, model: nn.Module):
         self.folder = folder
-        self._where: dict[str, tuple[str, Path, dict[str, Any], int]] = {}
+        self._where: dict[str, tuple[str, Path]] = {}
         rename = _renaming(model)
         for path in _files_of(folder):
-            header, start = _header(path)
-            for name, about in header.items():
-                if name != "__metadata__":
-                    self._where[rename(name)] = name, path, about, start
+            try:
+                with safe_open(path, "pt") as file:
+                    self._where |= {rename(name): (name, path) for name in file.keys()}  # noqa: SIM118
+            except SafetensorError as error:
+                raise ValueError(f"expected a safetensors file in {str(path)!r}, got one that is damaged or cut off: "
+                                 f"{error}") from None  # fmt: skip
 
     def read(self, name: str, shape: torch.Size) -> Tensor:
         """One tensor, by its name in the model."""
@@ -53,22 +43,16 @@ class Checkpoint:
                 f"expected {name!r} in the weights of {str(self.folder)!r}, got none of that name; "
                 "load the model and pass it instead of its folder"
             )
-        known, path, about, start = self._where[name]
-        dtype = _DTYPES.get(about["dtype"])
-        if dtype is None or list(about["shape"]) != list(shape):
-            raise ValueError(
-                f"expected {known!r} in {str(path)!r} to be {tuple(shape)} numbers, got {about['dtype']} "
-                f"{tuple(about['shape'])}; check that config.json belongs to the weights"
-            )
-        first, last = about["data_offsets"]
-        if last - first != math.prod(shape) * dtype.itemsize:
-            raise ValueError(f"{str(path)!r} is damaged: {known!r} has {last - first} bytes")
-        buffer = bytearray(last - first)
-        with path.open("rb") as file:
-            file.seek(start + first)
-            if file.readinto(buffer) != len(buffer):
-                raise ValueError(f"{str(path)!r} ends before {known!r} does: it is damaged")
-        return torch.frombuffer(buffer, dtype=dtype).view(shape) if buffer else torch.empty(shape, dtype=dtype)
+        known, path = self._where[name]
+        with safe_open(path, "pt") as file:
+            part = file.get_slice(known)
+            if list(part.get_shape()) != list(shape):
+                raise ValueError(
+                    f"expected {known!r} in {str(path)!r} to be {tuple(shape)} numbers, got {part.get_dtype()} "
+                    f"{tuple(part.get_shape())}; check that config.json belongs to the weights"
+                )
+            tensor: Tensor = file.get_tensor(known)
+        return tensor
 
 
 def _renaming(model: nn.Module) -> Callable[[str], str]:
@@ -92,12 +76,8 @@ def is_on_disk(folder: Path) -> bool:
 
 
 def _files_of(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if (whole := folder / "model.safetensors").is_file():
-        return [whole]
-    if index.is_file():
-        return files_in_index(index)
-    return []
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    return [whole] if whole.is_file() else files_in_index(index) if index.is_file() else []
 
 
 def files_in_index(index: Path) -> list[Path]:
@@ -129,32 +109,14 @@ def require_own_shards(name: str, explicit: Any = None, **where: Any) -> None:
             files_in_index(Path(found))
 
 
-def _header(path: Path) -> tuple[dict[str, Any], int]:
-    """What stands where in a safetensors file, and where its data begins."""
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if length > _MOST_HEADER:
-                raise ValueError
-            header = json.loads(file.read(length))
-        size = path.stat().st_size - 8 - length
-        offsets = [about["data_offsets"] for name, about in header.items() if name != "__metadata__"]
-        if any(not 0 <= first <= last <= size for first, last in offsets):
-            raise ValueError
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ValueError(f"expected a safetensors file in {str(path)!r}, got one that is damaged or cut off") from None
-    return header, 8 + length
-
-
 def empty_model(folder: Path, *, trust_remote_code: bool = False) -> nn.Module:
     """The model of a folder's configuration without its weights."""
     transformers: Any = require("transformers", "huggingface")
+    own = {"trust_remote_code": trust_remote_code}
     try:
-        config = transformers.AutoConfig.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=trust_remote_code
-        )
+        config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True, **own)
         with torch.device("meta"):
-            model: nn.Module = transformers.AutoModel.from_config(config, trust_remote_code=trust_remote_code)
+            model: nn.Module = transformers.AutoModel.from_config(config, **own)
     except (OSError, ImportError, MemoryError):
         raise
     except Exception as error:  # whatever a configuration that does not fit makes of the library's code

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field
@@ -19,16 +18,7 @@ from torch import Tensor, nn
 from depthscope.anatomy import BlockAnatomy, Projections
 from depthscope.drawing import draw_spectra
 from depthscope.interruption import attempt
-from depthscope.measures.weights import (
-    asymmetry,
-    mean_growth,
-    mimetic_score,
-    negative_share,
-    negative_trace,
-    positive_trace,
-    product_eigenvalues,
-    spectral_radius,
-)
+from depthscope.measures import weights as measures
 from depthscope.naming import unknown_name, visible
 from depthscope.offloading import device_of
 from depthscope.progress import Tick
@@ -38,15 +28,8 @@ from depthscope.transfers import fetched
 from depthscope.value_spectra.from_disk import Checkpoint, empty_model, filled, is_on_disk
 
 Product = Literal["value-output", "query-key"]
-_OF_EIGENVALUES: dict[str, Callable[[Tensor], Tensor]] = {
-    "negative_share": negative_share,
-    "positive_trace": positive_trace,
-    "negative_trace": negative_trace,
-    "spectral_radius": spectral_radius,
-    "mean_growth": mean_growth,
-}
-_OF_WEIGHTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"asymmetry": asymmetry, "mimetic_score": mimetic_score}
-SUMMARIES = (*_OF_EIGENVALUES, *_OF_WEIGHTS)
+_OF_EIGENVALUES = ("negative_share", "positive_trace", "negative_trace", "spectral_radius", "mean_growth")
+SUMMARIES = (*_OF_EIGENVALUES, "asymmetry", "mimetic_score")
 WHOLE = -1
 _TABLE, _ABOUT, _FORMAT = "spectra.parquet", "spectra.json", 1
 
@@ -172,7 +155,8 @@ def spectra(
                 break
             tables += found
         progress()
-    if product == "query-key" and any(map(_norms_queries, anatomy.blocks)):
+    inside = [module for block in anatomy.blocks if block.attention is not None for module in block.attention.modules()]
+    if product == "query-key" and any("norm" in type(module).__name__.lower() for module in inside):  # as in Qwen3
         notes.append("attention norms its queries and keys by head: what it compares is more than W_Q W_Kᵀ")
     if not tables:
         why = notes[-1] if notes else "their weights are not here"
@@ -181,34 +165,28 @@ def spectra(
     return Spectra(pd.concat(tables, ignore_index=True), said)
 
 
-def _norms_queries(block: BlockAnatomy) -> bool:
-    """Whether attention has norms of its own, as in Qwen3 (between queries or keys and their scores)."""
-    inside = () if block.attention is None else block.attention.modules()
-    return any("norm" in type(module).__name__.lower() for module in inside)
-
-
 def _of_block(
     block: BlockAnatomy, number: int, product: Product, fold_norm: bool, whole: bool, checkpoint: Checkpoint | None
 ) -> list[pd.DataFrame]:
     assert block.projections is not None
-    if any(hasattr(weight, "device_mesh") for weight in (block.attention or block.module).parameters()):
+    own = block.attention or block.module
+    if any(hasattr(weight, "device_mesh") for weight in own.parameters()):
         raise ValueError(
             f"block {number}: its weights are spread over processes (fully_shard, tensor parallelism): give the whole "
             "model, or the folder that it was saved in"
         )
-    odd = {weight.layout for weight in (block.attention or block.module).parameters()} - {torch.strided}
-    if odd:
+    if odd := {weight.layout for weight in own.parameters()} - {torch.strided}:
         raise ValueError(f"block {number}: expected dense weights, got {odd.pop()}; make them dense with to_dense()")
     norm = block.norms[:1] if fold_norm else ()
     with nullcontext() if checkpoint is None else filled(block.module, block.name, block.projections, norm, checkpoint):
         left, right = factors(block.projections(), product, where=f"block {number}")
         if fold_norm:
             left = _folded(block, left, number)
-        tables = [_table(block.part, number, 0, left, right)]
-        if whole:
-            summed = [each.unsqueeze(0) for each in _whole(left, right)]
-            tables.insert(0, _table(block.part, number, WHOLE, *summed))
-    return tables
+        summed = [[each.unsqueeze(0) for each in _whole(left, right)]] if whole else []
+        return [
+            _table(block.part, number, first, *pair)
+            for first, pair in [*((WHOLE, pair) for pair in summed), (0, (left, right))]
+        ]
 
 
 def _whole(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
@@ -230,19 +208,16 @@ def factors(projections: Projections, product: Product, where: str) -> tuple[Ten
     if projections.latent is not None:
         raise ValueError(f"{where} has no matrix W_V W_O of tokens: a norm stands between the tokens and its values")
     value = projections.value
-    if projections.output is not None:
-        return value, projections.output
-    heads, _, width = value.shape  # concatenated: head h fills columns h·width … of the branch
-    return value, torch.eye(heads * width, dtype=value.dtype, device=value.device).unflatten(0, (heads, width))
+    heads, _, width = value.shape  # concatenated without an output: head h fills columns h·width … of the branch
+    whole = torch.eye(heads * width, dtype=value.dtype, device=value.device).unflatten(0, (heads, width))
+    return value, whole if projections.output is None else projections.output
 
 
 def _folded(block: BlockAnatomy, left: Tensor, number: int) -> Tensor:
     """The norm before attention, frozen in its scale, multiplied into the left factor."""
     if block.placement not in ("pre", "sandwich", "parallel") or not block.norms:
-        raise ValueError(
-            f"block {number} has no norm before its attention ({block.placement or 'unknown'}-norm): "
-            "leave fold_norm out"
-        )
+        placement = f"{block.placement or 'unknown'}-norm"
+        raise ValueError(f"block {number} has no norm before its attention ({placement}): leave fold_norm out")
     gain, centres = norm_map(block.norms[0], left.shape[1])
     scaled = gain[:, None] * left.double()
     return scaled - scaled.mean(dim=1, keepdim=True) if centres else scaled
@@ -256,11 +231,9 @@ def norm_map(norm: nn.Module, width: int) -> tuple[Tensor, bool]:
     """
     x = 100.0 + 100.0 * (torch.arange(width) % 2)  # so large that the norm's ε does not matter, and never their mean
     twin = copy(norm)
-    twin._parameters = {
-        name: None if given is None else given.detach().double()  # type: ignore[misc]
-        for name, given in norm._parameters.items()
-    }
-    like = next((given for given in twin._parameters.values() if given is not None), x)
+    own = {name: None if p is None else p.detach().double() for name, p in norm._parameters.items()}
+    twin._parameters = own  # type: ignore[assignment]
+    like = next((p for p in own.values() if p is not None), x)
     x = x.to(like.device, torch.float64)
     with torch.no_grad():
         odd = (twin.forward(x) - twin.forward(-x)).double() / 2
@@ -275,21 +248,18 @@ def norm_map(norm: nn.Module, width: int) -> tuple[Tensor, bool]:
 def _table(part: str, number: int, first: int, left: Tensor, right: Tensor) -> pd.DataFrame:
     """A row per eigenvalue of each of these products, (h, d, k) and (h, k, d), numbered from `first` on."""
     try:
-        values = product_eigenvalues(left, right)  # (h, min(d, k))
+        values = measures.product_eigenvalues(left, right)  # (h, min(d, k))
     except ValueError as error:
         raise ValueError(f"block {number}: {error}") from None
     heads, count = values.shape
-    summaries = {name: of(values).double() for name, of in _OF_EIGENVALUES.items()}
-    summaries |= {name: of(left, right) for name, of in _OF_WEIGHTS.items()}
+    summaries = [
+        (getattr(measures, name)(values) if name in _OF_EIGENVALUES else getattr(measures, name)(left, right)).double()
+        for name in SUMMARIES
+    ]
     values = values.gather(-1, values.real.argsort(dim=-1)).flatten()
-    real, imag, *of_heads = (found.numpy() for found in fetched([values.real, values.imag, *summaries.values()]))
+    real, imag, *of_heads = (found.numpy() for found in fetched([values.real, values.imag, *summaries]))
+    head = np.arange(first, first + heads, dtype=np.int32).repeat(count)
     return pd.DataFrame(
-        {
-            "part": part,
-            "block": np.int32(number),
-            "head": np.arange(first, first + heads, dtype=np.int32).repeat(count),
-            "real": real,
-            "imag": imag,
-            **{name: found.repeat(count) for name, found in zip(summaries, of_heads, strict=True)},
-        }
+        {"part": part, "block": np.int32(number), "head": head, "real": real, "imag": imag}
+        | {name: found.repeat(count) for name, found in zip(SUMMARIES, of_heads, strict=True)}
     )

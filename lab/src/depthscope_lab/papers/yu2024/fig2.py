@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 
 from depthscope import drawing
-from depthscope.measures import ALIKE, EQUAL, Scratch, TokenMatrix, delta, growth, token_similarity
+from depthscope.measures import ALIKE, EQUAL, TokenMatrix, delta, growth, token_similarity
 from depthscope.progress import Share
 from depthscope_lab.papers.simulation.blocks import feed, post_norm_block, root
 from depthscope_lab.papers.simulation.size import Size
@@ -38,7 +38,7 @@ class Config(Size):
 @torch.no_grad()
 def compute(config: Config, progress: Share) -> pd.DataFrame:
     """One row per trial and block: similarity of the block's input, ratio_1 … ratio_4, delta, omega."""
-    frames, work, scratch = [], Work(config.trials * config.blocks, progress), Scratch()
+    frames, work = [], Work(config.trials * config.blocks, progress)
     in_law = SETTINGS[config.setting].value.gaussian and config.tokens <= config.width
     value_inputs = config.tokens if in_law else None
     for part, size in config.parts(CHUNK):
@@ -46,8 +46,8 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
         x = config.start(size, part, 1)
         for block in range(1, config.blocks + 1):
             at = post_norm_block(sampler.draw(), x, heads=config.heads, values_of=root(x) if in_law else None)
-            tokens, p = TokenMatrix(x.squeeze(1), scratch=scratch), at.attention.squeeze(1)  # (trials, h, n, n)
-            norms = [tokens.norms, *(TokenMatrix(y.squeeze(1), scratch=scratch).norms for y in at[1:5])]
+            tokens, p = TokenMatrix(x.squeeze(1)), at.attention.squeeze(1)  # (trials, h, n, n)
+            norms = [tokens.norms, *(TokenMatrix(y.squeeze(1)).norms for y in at[1:5])]
             xi = [growth(before, after) for before, after in pairwise(norms)]
             columns = {"similarity": token_similarity(tokens)}
             columns |= {name: one.mean / one.diversity for name, one in zip(RATIOS, xi, strict=True)}

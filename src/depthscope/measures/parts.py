@@ -1,4 +1,4 @@
-"""What a measure is given: only what its record says that it needs. Anything else is an error, not another number."""
+"""What a measure gets: only what its record says that it needs. Anything else is an error, not another number."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from depthscope.measures.heads import is_streamed
 from depthscope.measures.norms import TokenNorms
 from depthscope.measures.operators import AttentionOperator, DenseAttention
 from depthscope.measures.similarity import directions_without_outliers
@@ -24,7 +23,30 @@ class MissingNeed(LookupError):
         super().__init__(f"{what!r} was not computed: add it to the measure's needs ({', '.join(known) or 'none'} now)")
 
 
-class Summary:
+class Parts:
+    """Some parts by name; a part that is a function is computed once, when it is asked for."""
+
+    def __init__(self, parts: dict[str, Any], shared: dict[Any, Any] | None = None):
+        self.parts = parts
+        self._shared: dict[Any, Any] = {} if shared is None else shared
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "parts":
+            raise AttributeError(name)
+        if name not in self.parts:
+            raise MissingNeed(name, self.parts)
+        if callable(self.parts[name]):
+            return self._once(name, self.parts[name])
+        return self.parts[name]
+
+    def _once(self, key: Any, compute: Callable[[], T]) -> T:
+        if key not in self._shared:
+            self._shared[key] = compute()
+        found: T = self._shared[key]
+        return found
+
+
+class Summary(Parts):
     """What is kept of the tokens at a station after they have passed; over the stations of a pass, (stations, batch).
 
     | part           | what it is                                          |
@@ -35,16 +57,6 @@ class Summary:
     | `largest_norm` | the norm of the largest token                       |
     | `outliers`     | how many tokens are outliers                        |
     """
-
-    def __init__(self, parts: dict[str, Any]):
-        self.parts = parts
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "parts":
-            raise AttributeError(name)
-        if name not in self.parts:
-            raise MissingNeed(name, self.parts)
-        return self.parts[name]
 
     def only(self, needs: frozenset[str]) -> Summary:
         """The parts that a measure has declared; an undeclared one cannot be read, whoever else needs it."""
@@ -63,7 +75,7 @@ OF_OUTLIERS = frozenset({"ordinary", "outliers", "sinks"})  # needs for which ou
 HEAD_PARTS = frozenset({"attention", "matrix", "tokens", "real", "sinks", "values", "scores"})
 
 
-class HeadInput:
+class HeadInput(Parts):
     """One head of one block. What several measures share (`once`) is computed once.
 
     | part        | what it is                                                                     |
@@ -76,38 +88,29 @@ class HeadInput:
     | `values`    | (batch, m, d_v), the values that P is applied to                               |
     | `scores`    | (batch, n, m), what an eager softmax read; None: `attention` makes them        |
 
-    With `attention` comes its `survey`: what one sweep over its rows finds out, of a head that has no matrix.
+    With `attention` come `dense`, its matrix, and `survey`: what one sweep over its rows finds out.
     """
 
-    def __init__(self, parts: dict[str, Callable[[], Any]], shared: dict[Any, Any] | None = None):
-        self.parts = parts
-        self._shared: dict[Any, Any] = {} if shared is None else shared
+    @property
+    def attention(self) -> AttentionOperator:
+        alone = "matrix" in self.parts and "attention" not in self.parts
+        return DenseAttention(self.matrix) if alone else self.__getattr__("attention")
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "parts":
-            raise AttributeError(name)
-        if name == "attention" and name not in self.parts and "matrix" in self.parts:
-            return DenseAttention(self.matrix)
-        if name not in self.parts:
-            raise MissingNeed(name, self.parts)
-        if name not in self._shared:
-            self._shared[name] = self.parts[name]()
-        return self._shared[name]
-
-    def once(self, compute: Callable[[HeadInput], T]) -> T:
-        """compute(self), computed once: for what several measures share."""
-        key = compute, frozenset(self.parts)  # what one measure computed from more than another has is not shared
-        if key not in self._shared:
-            self._shared[key] = compute(self)
-        return self._shared[key]
+    @property
+    def dense(self) -> Tensor:
+        """The matrix of `attention`, made once."""
+        return self._once("dense", self.attention.dense)
 
     @property
     def survey(self) -> Survey | None:
-        """What one sweep over the rows finds out, shared by all measures of a head; None where the matrix is there."""
-        attention: AttentionOperator = self.attention
-        if "survey" not in self._shared and is_streamed(attention):
-            self._shared["survey"] = survey(attention, self.real)
-        return self._shared.get("survey")
+        """What one sweep over the rows finds out, shared by all measures of a head; None where a matrix can be had."""
+        attention = self.attention
+        return self._once("survey", lambda: survey(attention, self.real)) if attention.is_streamed else None
+
+    def once(self, compute: Callable[[HeadInput], T]) -> T:
+        """compute(self), computed once: for what several measures share."""
+        # What one measure computed from more than another has is not shared.
+        return self._once((compute, frozenset(self.parts)), lambda: compute(self))
 
     def only(self, needs: frozenset[str]) -> HeadInput:
         """The parts that a measure has declared, and the mask."""
