@@ -60,14 +60,15 @@ class Attention:
         if not self.fused:
             query, key, value = layers
             return projections.linear_projections(query, key, value, output, *counts)
+        read, write, (heads, groups) = layers[0], output, counts
         order, columns = _order(self.fused), self.fused == "stacked columns"
-        make = partial(projections.fused_projections, order=order, columns=columns)
-        own = (layers[0], output)
-        found = make(*(x for layer in own for x in projections.weight_and_bias(layer)), *counts)
-        if not any(hasattr(layer, "base_layer") for layer in own):
+        make = partial(projections.fused_projections, heads=heads, groups=groups, order=order, columns=columns)
+        found = make(*projections.weight_and_bias(read), *projections.weight_and_bias(write))
+        if not any(hasattr(layer, "base_layer") for layer in (read, write)):
             return found
-        plain = [getattr(layer, "base_layer", layer) for layer in own]  # roles are of parameters, not of what they make
-        return replace(found, roles=make(*(x for layer in plain for x in (layer.weight, layer.bias)), *counts).roles)
+        plain, last = (getattr(layer, "base_layer", layer) for layer in (read, write))
+        # Roles are of parameters, not of what they make.
+        return replace(found, roles=make(plain.weight, plain.bias, last.weight, last.bias).roles)
 
 
 def _order(fused: str) -> Order:

@@ -82,9 +82,8 @@ def clip(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
 
 def beit(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
     """Each branch is multiplied by a parameter before it is added: no module shows what is added."""
-    if not isinstance(layer.lambda_1, Tensor):  # without LayerScale it is 1
-        return layout(name, layer)
-    return _scaled(layout(name, layer), layer.lambda_1).without(BRANCHES)
+    scaled = isinstance(layer.lambda_1, Tensor)  # without LayerScale it is 1
+    return _scaled(layout(name, layer), layer.lambda_1).without(BRANCHES) if scaled else layout(name, layer)
 
 
 def dinov2(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
@@ -108,17 +107,14 @@ def _scaled(block: BlockAnatomy, scale: Tensor) -> BlockAnatomy:
 def doge(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
     """The trunk is multiplied by a vector before a branch is added: no placement of norms says so, and what stands
     before the FFN's norm is a copy of the trunk."""
-    block = replace(layout(name, layer), placement=None)
-    return block.without(("after_attention", "ffn_input", "after_ffn"))
+    return replace(layout(name, layer), placement=None).without(("after_attention", "ffn_input", "after_ffn"))
 
 
 def llama(layout: Layout, name: str, layer: Any) -> BlockAnatomy:
     """The sink of gpt-oss is a last column of attention's softmax. Granite multiplies its branches by a number before
     it adds them: where that is not 1, no module shows what is added (the use of depth takes it from the trunk before
     and after)."""
-    block = layout(name, layer)
-    if hasattr(layer.self_attn, "sinks"):
-        block = replace(block, extra_keys=1)
+    block = replace(layout(name, layer), extra_keys=int(hasattr(layer.self_attn, "sinks")))
     return block if getattr(layer, "residual_multiplier", 1) == 1 else block.without(BRANCHES)
 
 

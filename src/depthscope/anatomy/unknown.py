@@ -64,8 +64,11 @@ def read(pattern: str) -> list[tuple[str, Ends]]:
         entrance = steps(enters)
         if ends and not entrance:
             raise ValueError(f"expected an argument after the @ of blocks={pattern!r}: its number from 0, or its name")
-        way = ((int(isinstance(entrance[0], str)), *entrance), steps(leaves.removeprefix("+"))) if ends else ()
-        found.append((glob, Ends(*way, added=leaves.startswith("+"))))
+        said = Ends()
+        if ends:
+            where = (int(isinstance(entrance[0], str)), *entrance)
+            said = Ends(where, steps(leaves.removeprefix("+")), leaves.startswith("+"))
+        found.append((glob, said))
     return found
 
 

@@ -235,22 +235,19 @@ def _ends(real: Tensor) -> tuple[Tensor, Tensor]:
 
 def seen(model: nn.Module, anatomy: Anatomy, batch: Batch, changed: Tensor | None = None) -> Seen:
     """One pass of the model; tokens that are `changed` (batch, n) are others from the entrance of the blocks on."""
-    entrances: list[Tensor] = []
-    firsts: list[Tensor] = []
-    outputs: list[tuple[Tensor, Tensor | None]] = []
+    entered: list[Tensor] = []  # what enters the first block, and what leaves it
+    left: list[tuple[Tensor, Tensor | None]] = []
     said: list[bool | None] = []
 
     def keep(visit: Visit, _station: str, tokens: Tensor, source: Tensor) -> None:
-        entered: Tensor | None = visit.entered
+        real, given = visit.real, visit.entered
         if anatomy.streams and source.ndim == 4:  # a change may reach any stream of a token
-            tokens, entered = source.flatten(2), visit.entered.flatten(2)
-            visit = visit._replace(real=visit.real_of_sequences)
+            tokens, given, real = source.flatten(2), given.flatten(2), visit.real_of_sequences
         if visit.number == 1:
-            if not anatomy.streams:
-                entered = batch_first(visit.entered, anatomy.token_axis, visit.shape, anatomy.maps)
-            assert entered is not None
-            entrances[:], firsts[:] = [entered.clone()], [tokens.clone()]
-        outputs[:] = [(tokens.clone(), visit.real)]
+            first = given if anatomy.streams else batch_first(given, anatomy.token_axis, visit.shape, anatomy.maps)
+            assert first is not None
+            entered[:] = [first.clone(), tokens.clone()]
+        left[:] = [(tokens.clone(), real)]
         said.append(machine.running.now.bidirectional)
 
     def change(visit: Visit, given: Tensor) -> Tensor | None:
@@ -267,12 +264,12 @@ def seen(model: nn.Module, anatomy: Anatomy, batch: Batch, changed: Tensor | Non
         acts.append(Change("input", change))
     with Machine(model, anatomy, *acts) as machine:
         call_alike(model, batch)
-    if not outputs:
+    if not left:
         raise ValueError(f"none of the blocks {[b.name for b in anatomy.blocks][:4]} ran; name them with blocks=")
-    output, mask = outputs[0]
+    output, mask = left[0]
     real = torch.ones(output.shape[:2], dtype=torch.bool, device=output.device) if mask is None else mask
     streams = machine.running.now.streams
-    return Seen(entrances[0], firsts[0], output, real, None if None in said else all(said), streams)
+    return Seen(*entered, output, real, None if None in said else all(said), streams)
 
 
 def _change(before: Tensor, after: Tensor) -> Tensor:

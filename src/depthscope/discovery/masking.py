@@ -100,9 +100,10 @@ def _wrote(kind: Any, library: str) -> bool:
     own: dict[str, Any] = {}
     for parent in kind.__mro__:
         if _package(parent) in (library, "torch"):
-            functions = property | classmethod | staticmethod
-            acts = (name for name, value in own.items() if isroutine(value) or isinstance(value, functions))
-            return not any(hasattr(parent, name) for name in acts)
+            return not any(
+                hasattr(parent, name) and (isroutine(value) or isinstance(value, property | classmethod | staticmethod))
+                for name, value in own.items()
+            )
         own |= {name: value for name, value in vars(parent).items() if name != "__init__"}
     return False
 
