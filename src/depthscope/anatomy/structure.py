@@ -138,15 +138,12 @@ class BlockAnatomy:
 
     @property
     def additions(self) -> tuple[Addition, ...]:
-        """The residual additions whose stations can all be seen, in order: attention's, cross-attention's, the FFN's.
-
-        Empty where the placement of the norms is not known.
-        """
+        """Those of `all_additions` whose stations can all be seen."""
         return tuple(a for a in self.all_additions if self.spots.keys() >= set(a.stations))
 
     @property
     def all_additions(self) -> tuple[Addition, ...]:
-        """The residual additions that the placement of the norms implies, whether they can be seen or not."""
+        """The residual additions that the placement implies, in order; none where it is not known."""
         if self.placement in (None, "streams"):
             return ()
         if self.placement in ("parallel", "mixer"):

@@ -1,10 +1,16 @@
 """What is true of a model of no known family, found by trying: its blocks, its token axis, who sees whom."""
 
 from depthscope.discovery.blocks import depth_of
-from depthscope.discovery.causality import hidden_tokens_reach_others, is_causal, with_sight
+from depthscope.discovery.causality import (
+    are_apart,
+    hidden_tokens_reach_others,
+    is_causal,
+    pieces_of,
+    unpacked,
+    with_sight,
+)
 from depthscope.discovery.hints import Hints, anatomy_with_hints, check_hints, refuse_tensor
 from depthscope.discovery.masking import entrance_of, is_wrapped
-from depthscope.discovery.packing import are_apart, pieces_of, unpacked
 from depthscope.discovery.token_axis import find_token_axis
 
 __all__ = [

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -97,7 +98,7 @@ def _found(model: nn.Module, listed: Anatomy | None, chains: list[Chain], calls:
 
 def _all_chains(model: nn.Module, calls: list[Call], states: States) -> list[Chain]:
     """The chains of modules that could be blocks; if there are none, of all that have parameters, or of all."""
-    links = Links(calls, states, calls[0].left)
+    links, list_of = Links(calls, states, calls[0].left), partial(_list_around, model)
     for could_be in (is_solid, lambda module: next(module.parameters(), None) is not None, lambda _module: True):
         chosen = [call for call in links.calls if call.all_around and could_be(call.module)]
         groups: dict[tuple[int, type], list[Call]] = {}  # of modules of one class that stand equally deep
@@ -109,8 +110,8 @@ def _all_chains(model: nn.Module, calls: list[Call], states: States) -> list[Cha
             if len(group) < 2 or all(known & set(call.all_around) and not has_parts(call.module) for call in group):
                 continue  # parts of blocks
             for chain in links.all_chains(group):
-                beside = _beside(model, group, chosen) if could_be is is_solid else []
-                whole = links.filled(chain, beside, _akin(model))
+                beside = _beside(group, chosen, list_of) if could_be is is_solid else []
+                whole = links.filled(chain, beside, list_of)
                 # A chain of plain layers must be what the model is made of, and no part of its blocks.
                 alone = len({passage.call.all_around[0] for passage in whole}) == 1
                 if could_be is is_solid or (alone and _share_of(model, whole, calls) >= MOST):
@@ -120,34 +121,21 @@ def _all_chains(model: nn.Module, calls: list[Call], states: States) -> list[Cha
     return []
 
 
-def _beside(model: nn.Module, group: list[Call], calls: list[Call]) -> list[Call]:
+def _beside(group: list[Call], calls: list[Call], list_of: Callable[[Call], str]) -> list[Call]:
     """The calls that may stand in one chain with a class of blocks: of modules in the same list, or of classes that are
     called about as often. A module that is called now and then stands between the blocks."""
-    lists = {_list_around(model, call.name) for call in group} - {""}
+    lists = {list_of(call) for call in group} - {""}
     equally_deep = [call for call in calls if call.depth == group[0].depth]
     often = Counter(type(call.module) for call in equally_deep)
     return [
         call
         for call in equally_deep
-        if len(group) <= 2 * often[type(call.module)] <= 4 * len(group) or _list_around(model, call.name) in lists
+        if len(group) <= 2 * often[type(call.module)] <= 4 * len(group) or list_of(call) in lists
     ]
 
 
-def _akin(model: nn.Module) -> Callable[[Call, Chain], bool]:
-    """Whether a call at the end of a chain belongs to it: its class does, or it stands in the same ModuleList."""
-
-    def akin(call: Call, chain: Chain) -> bool:
-        around = _list_around(model, call.name)
-        return any(
-            type(p.call.module) is type(call.module) or (around and around == _list_around(model, p.call.name))
-            for p in chain
-        )
-
-    return akin
-
-
-def _list_around(model: nn.Module, name: str) -> str:
-    around = name.rpartition(".")[0]
+def _list_around(model: nn.Module, call: Call) -> str:
+    around = call.name.rpartition(".")[0]
     return around if isinstance(model.get_submodule(around), nn.ModuleList) else ""
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from depthscope.anatomy import Anatomy
 from depthscope.hooks.machine import Change, Listen, Machine, Visit
@@ -282,3 +283,54 @@ def _largest(noise: list[Tensor], where: Tensor) -> tuple[float, float]:
     """The largest changes of these tokens after the first and the last block; infinite where one is not a number."""
     first, last = (torch.stack(changes)[:, where].amax() for changes in (noise[::2], noise[1::2]))
     return tuple(torch.inf if found.isnan() else found.item() for found in (first, last))  # type: ignore[return-value]
+
+
+# --- several sequences in one row ---------------------------------------------------------------------
+# Hugging Face's causal models keep such sequences from seeing each other if they are given no mask and no cache.
+
+_ENDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")  # where sequences end, said once more
+
+
+def pieces_of(kwargs: dict[str, Any]) -> Tensor | None:
+    """(batch, n) the number of each token's sequence in its row, from 0; None if no row has more than one.
+
+    A new sequence begins where the position is not one more than the position before.
+    """
+    positions = kwargs.get("position_ids")
+    if not isinstance(positions, Tensor) or positions.ndim != 2 or positions.shape[1] < 2:
+        return None
+    if kwargs.get("attention_mask") is not None or kwargs.get("past_key_values") is not None:
+        return None
+    pieces = nn.functional.pad((positions.diff(dim=-1) != 1).long().cumsum(dim=-1), (1, 0))
+    return pieces if bool(pieces.any()) else None
+
+
+def are_apart(model: nn.Module, anatomy: Anatomy, batch: Batch, pieces: Tensor) -> bool:
+    """Whether the model keeps the pieces of a row from each other: a change of the first does not reach the others."""
+    trial = Trial(model, anatomy, batch)
+    first = (pieces == 0).expand(trial.before.real.shape)
+    return trial.reaches(first, ~first) is False
+
+
+def unpacked(batch: Batch, pieces: Tensor) -> Batch:
+    """The same sequences, one to a row, filled up on the right, with the mask that says so."""
+    batch = Batch(batch.args, {name: value for name, value in batch.kwargs.items() if name not in _ENDS})
+    size = max(value.shape[0] for value in batch.kwargs.values() if isinstance(value, Tensor) and value.ndim > 1)
+    pieces = pieces.expand(size, -1)
+    where = [(row, pieces[row] == piece) for row in range(size) for piece in range(int(pieces[row].max()) + 1)]
+
+    def rows(name: str, value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.ndim == 0:
+            return value
+        if value.ndim < 2 or value.shape[1] != pieces.shape[1] or value.shape[0] not in (1, size):
+            raise ValueError(
+                f"position_ids begin again in a row: several sequences in one, and {name} {tuple(value.shape)} cannot "
+                "be told apart with them; pass one sequence to a row, with an attention_mask"
+            )
+        whole = value.expand(size, *value.shape[1:])
+        nothing = -100 if name == "labels" else 0
+        return pad_sequence([whole[row, chosen] for row, chosen in where], batch_first=True, padding_value=nothing)
+
+    kwargs = {name: rows(name, value) for name, value in batch.kwargs.items()}
+    mask = pad_sequence([chosen[chosen].long() for _, chosen in where], batch_first=True)
+    return Batch(batch.args, kwargs | {"attention_mask": mask})

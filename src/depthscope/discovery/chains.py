@@ -121,15 +121,16 @@ class Links:
             last = previous[last]
         return tuple(reversed(chain))
 
-    def filled(self, chain: Chain, others: Sequence[Call], akin: Callable[[Call, Chain], bool]) -> Chain:
-        """The chain with the other calls through which its tokens pass on their way, and at its ends those that are
-        akin to it."""
+    def filled(self, chain: Chain, others: Sequence[Call], list_of: Callable[[Call], str]) -> Chain:
+        """The chain with the other calls through which its tokens pass on their way, and at its ends those of its
+        classes or of its lists of modules."""
         passages = [p for call in others for p in self.passages.get(id(call), ())]
         whole: Chain = chain[:1]
         for first, second in pairwise(chain):
             between = [p for p in passages if first.call.number < p.call.number < second.call.number]
             whole = (*whole, *self._way(first, second, between), second)
-        at_ends = [p for p in passages if akin(p.call, whole)]
+        kinds, lists = {type(p.call.module) for p in whole}, {list_of(p.call) for p in whole} - {""}
+        at_ends = [p for p in passages if type(p.call.module) in kinds or list_of(p.call) in lists]
         whole = (*self._way(None, chain[0], at_ends), *whole)
         while True:
             last = whole[-1]
