@@ -270,7 +270,8 @@ def seen(model: nn.Module, anatomy: Anatomy, batch: Batch, changed: Tensor | Non
     output, mask = left[0]
     real = torch.ones(output.shape[:2], dtype=torch.bool, device=output.device) if mask is None else mask
     streams = machine.running.now.streams
-    return Seen(*entered, output, real, None if None in said else all(said), streams)
+    entrance, first = entered
+    return Seen(entrance, first, output, real, None if None in said else all(said), streams)
 
 
 def _change(before: Tensor, after: Tensor) -> Tensor:
