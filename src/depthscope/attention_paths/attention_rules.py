@@ -51,7 +51,8 @@ def _is_attention(call: Call, operand: Any) -> bool:
 def product(call: Call) -> Terms:
     """A product of matrices: by P it is attention, by a matrix of weights it is linear."""
     args = call.args[::-1] if call.func is Tensor.__rmatmul__ else call.args
-    a, b = args[0], args[1] if len(args) > 1 else call.kwargs.get("other", call.kwargs.get("mat2"))
+    a: Any = args[0]
+    b: Any = args[1] if len(args) > 1 else call.kwargs.get("other", call.kwargs.get("mat2"))
     if _is_attention(call, a):
         if not isinstance(b, PathTensor):  # of an encoder
             return Terms.constant(call.returned)
