@@ -97,6 +97,7 @@ def main() -> None:
         code = ExitCode.INTERRUPTED
     except _UsageError as error:
         message = error.format_message().replace(": Value error, ", ": ").rstrip(".")  # typer's words for our own
+        message += _typed_value(error, sys.argv[1:])
         end = "" if message.endswith("?") else "."
         _refuse(f"{message}{end} Try --help." if message else "")  # without a command, the help was printed
     except (ValueError, OSError, MissingExtra) as error:
@@ -109,6 +110,17 @@ def main() -> None:
     if code == ExitCode.INTERRUPTED:  # typer turns Ctrl-C into this
         print("depthscope: interrupted", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _typed_value(error: Any, arguments: list[str]) -> str:
+    """What was typed for the option that is refused, which typer does not always repeat: ", got '1e9'"."""
+    names = getattr(getattr(error, "param", None), "opts", ())
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, equals, value = argument.partition("=")
+        typed = value if equals else following
+        if name in names and (equals or typed):
+            return "" if typed in error.format_message() else f", got {typed!r}"
+    return ""
 
 
 def _refuse(message: str) -> NoReturn:

@@ -21,7 +21,7 @@ _WIDEST = 100  # longer lines are hard to read
 _BARS = "▁▂▃▄▅▆▇█"
 _LEGIBLE = "depthscope.legible"  # the name by which codecs know it
 _SPELLED = dict(zip(f"{_BARS}×−–—·≈‖“”’", '_-~=+*%#x---.~|""\'', strict=True))
-_SPELLED |= {"→": "->", "±": "+-", "≥": ">=", "≤": "<=", "√": "sqrt ", "²": "^2", "½": "1/2", "∞": "inf", "°": " deg"}
+_SPELLED |= {"→": "->", "±": "+-", "≥": ">=", "≤": "<=", "√": "sqrt ", "²": "^2", "½": "1/2", "∞": "inf", "λ": "lambda"}
 
 
 def legible(text: str, encoding: str) -> str:
@@ -42,11 +42,13 @@ def _spell(error: UnicodeError) -> tuple[str, int]:
 
 
 def _spelled(letter: str) -> str:
+    if letter in _SPELLED:
+        return _SPELLED[letter]
     kind, _, name = unicodedata.name(letter, "").rpartition(" LETTER ")
     if kind.startswith("GREEK"):
         return name.lower() if kind == "GREEK SMALL" else name.capitalize()
     simpler = unicodedata.normalize("NFKD", letter).encode("ascii", "ignore").decode()  # … is ..., ₂ is 2, é is e
-    return _SPELLED.get(letter) or simpler or letter.encode("ascii", "backslashreplace").decode()
+    return simpler or letter.encode("ascii", "backslashreplace").decode()
 
 
 codecs.register_error(_LEGIBLE, _spell)
