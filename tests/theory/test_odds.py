@@ -18,7 +18,6 @@ from depthscope.theory import (
     causal_ratio,
     measure_map,
     odds_of,
-    own_token_share,
     pre_norm_exponent,
     pre_norm_odds,
     similarity_of,
@@ -187,41 +186,6 @@ def test_the_theorem_does_not_apply_to_causal_attention():
     assert [bool(delta(uniform_causal_attention(n)) < 1) for n in (2, 16, 17, 64)] == [True, True, False, False]
     assert delta(uniform_causal_attention(64)).item() == pytest.approx(1.24, abs=0.01)
     assert delta(uniform_causal_attention(1024)).item() == pytest.approx(1.55, abs=0.01)
-
-
-@pytest.mark.parametrize("tau", [0.3, 1.0])
-def test_the_share_of_a_token_is_that_of_the_remedy_done_again_and_again(tau: float):
-    rows = torch.eye(6, dtype=torch.float64)  # unrelated tokens of one size
-    for _ in range(5):
-        rows = torch.nn.functional.normalize(deescalate(rows, tau, mixing="prefix"), dim=-1)
-    assert torch.allclose(rows.diagonal() ** 2, own_token_share(6, tau, 5), atol=1e-12)
-
-
-def test_without_norms_a_token_keeps_the_power_of_its_own_weight():
-    n, tau, blocks = 5, 0.4, 7
-    plain = torch.eye(n, dtype=torch.float64)
-    for _ in range(blocks):
-        plain = deescalate(plain, tau, mixing="prefix")
-    expected = torch.tensor([1.0, *((1 - tau / i) ** blocks for i in range(2, n + 1))], dtype=torch.float64)
-    assert torch.allclose(plain.diagonal(), expected)
-
-
-def test_depth_loses_tokens_and_the_full_mean_loses_none():
-    kept = [own_token_share(32, 0.42, blocks).mean().item() for blocks in (1, 10, 100, 1000)]
-    assert kept == sorted(kept, reverse=True)
-    assert kept[1] > 0.7
-    assert kept[2] < 0.2
-    once = again = deescalate(torch.eye(32, dtype=torch.float64), 1.0)
-    for _ in range(100):
-        again = deescalate(again, 1.0)
-    assert torch.allclose(once, again, atol=1e-12)  # a projection
-
-
-def test_without_a_remedy_or_blocks_all_is_kept():
-    assert torch.equal(own_token_share(4, 0.0, 9), torch.ones(4, dtype=torch.float64))
-    assert torch.equal(own_token_share(4, 1.0, 0), torch.ones(4, dtype=torch.float64))
-    with pytest.raises(ValueError, match="τ in"):
-        own_token_share(4, 1.5, 1)
 
 
 # --- pre-norm -------------------------------------------------------------------------------------
