@@ -123,16 +123,16 @@ def show(name: str, model: nn.Module, inputs: Any, rounds: int, targets: dict[st
 
     scope = Scope(model, inputs)
     calls: dict[str, Callable[[], object]] = {
-        "output": scope.probe,
-        "trunk": partial(scope.probe, stations="trunk"),
+        "output": partial(scope.probe, measures="default"),
+        "trunk": partial(scope.probe, measures="default", stations="trunk"),
         "naive loop": partial(naive, model, plain),
-        "first probe, without a scope": partial(probe, model, inputs),
+        "first probe, without a scope": partial(probe, model, inputs, measures="default"),
     }
     torch.set_num_threads(1)
     with torch.no_grad():
         base, found = compare(plain, calls, rounds)
         counts = {title: operations(call) - operations(plain) for title, call in calls.items()}
-        profile = scope.probe()
+        profile = scope.probe(measures="default")
     print(f"{name}: plain {base} ms, {rounds} rounds")
     for title, (ratio, added) in found.items():
         asked = (targets or {}).get(title)
@@ -178,7 +178,7 @@ def show_growth() -> None:
     for what, depth, tokens, width in cases:
         model, x = Encoder(depth, BlockConfig(width, 4)).eval(), torch.randn(4, tokens, width)
         with torch.no_grad():
-            base, found = compare(partial(model, x), {"probe": partial(probe, model, x)}, rounds=9)
+            base, found = compare(partial(model, x), {"probe": partial(probe, model, x, measures="default")}, rounds=9)
         ratio, added = found["probe"]
         print(
             f"{what:<7} {depth:>3} blocks, 4 × {tokens:>4} tokens, width {width:>3}: plain {base.median:7.1f} ms, "
@@ -230,7 +230,7 @@ def peak(mode: str, depth: int) -> None:
     model, inputs = AlbertModel(config).eval(), torch.randint(30_000, (32, 128))
     with torch.no_grad():
         if mode == "probe":
-            probe(model, inputs)
+            probe(model, inputs, measures="default")
         elif mode == "hidden":
             for state in model(inputs, output_hidden_states=True).hidden_states:
                 tokens = m.TokenMatrix(state)

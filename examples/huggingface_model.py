@@ -31,10 +31,10 @@ def deep_bert(depth: int = 48) -> tuple[BertModel, dict[str, torch.Tensor]]:
 def main() -> None:
     if len(sys.argv) > 1:
         model, tokenizer = AutoModel.from_pretrained(sys.argv[1]), AutoTokenizer.from_pretrained(sys.argv[1])
-        profile = depthscope.probe(model, TEXTS, tokenizer=tokenizer, measures="verdict")
+        profile = depthscope.probe(model, TEXTS, tokenizer=tokenizer)
     else:
         model, batch = deep_bert()
-        profile = depthscope.probe(model, batch, measures="verdict")
+        profile = depthscope.probe(model, batch)
     print(depthscope.diagnose(profile))
 
 

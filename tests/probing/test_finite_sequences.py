@@ -98,7 +98,7 @@ def test_watch_says_it_once():
 
 
 def test_the_use_of_depth_names_it():
-    found = depth_use(encoder(), [broken(), broken(1)], linear=False)
+    found = depth_use(encoder(), [broken(), broken(1)])
     assert any(
         "1 of 8 sequences has" in n and "sequence 5 from the output of block 1" in n for n in found.metadata["notes"]
     )

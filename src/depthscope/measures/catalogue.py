@@ -54,7 +54,8 @@ from depthscope.registry import Registry
 
 Kind = Literal["station", "tokens", "batch", "step", "block", "branch", "attention"]
 Group = Literal["default", "verdict", "spectral", "all"]
-# "default" is O(nd); "verdict" adds what `diagnose` asks for; "spectral" adds ranks and attention.
+# "default" is the light set, O(nd), which `watch` takes; "verdict", which a probe takes, adds what `diagnose` asks for;
+# "spectral" adds ranks and attention.
 GROUP_NAMES: tuple[Group, ...] = ("default", "verdict", "spectral", "all")
 _DEFAULT: tuple[Group, ...] = ("default", "verdict", "spectral", "all")
 _VERDICT: tuple[Group, ...] = ("verdict", "all")

@@ -39,7 +39,7 @@ def probe(
     model: nn.Module | Scope,
     inputs: Any = None,
     *,
-    measures: str | Sequence[str] = "default",
+    measures: str | Sequence[str] = "verdict",
     stations: str | Sequence[str] = "output",
     exclude_tokens: Sequence[int] | None = None,
     gradients: bool | Literal["outputs"] = False,
@@ -54,8 +54,9 @@ def probe(
     Args:
         model: any model that holds Transformer blocks, or a `Scope` of it.
         inputs: a tensor, a dict batch, strings (with `tokenizer`), or an iterable of these.
-        measures: "default" (O(nd)), "verdict" (what `diagnose` asks for; what it adds to the default is taken at
-            outputs alone), "spectral" (adds ranks and attention), "all", or names.
+        measures: "verdict" (what `diagnose` asks for, as on the command line; ranks and the split of the energy are
+            taken at outputs alone), "default" (the light ones alone, O(nd)), "spectral" (adds ranks and attention),
+            "all", or names.
         stations: "output", "trunk", "all", or names.
         exclude_tokens: positions among the real tokens of each sequence, negative ones from its end.
         gradients: adds the gradient norm per block, also split by what the weights are for (queries_keys_gradient,
