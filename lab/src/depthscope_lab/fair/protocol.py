@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import torch
 from torch import nn
 
 from depthscope.files import content_sum
@@ -117,6 +118,8 @@ def runs(
     missing = [place for place, key in enumerate(keys) if found(folder, key) is None]
     if missing:
         told(f"{name}, {budget.steps} steps: {len(missing)} members")
+        if compile:
+            torch.compiler.reset()  # blocks of all variants share their code, of which torch keeps eight forms at most
         together = Together(problem, build, [members[place] for place in missing], budget, compile=compile)
         unfinished = folder / f"{content_sum([keys[place] for place in missing])[:12]}.safetensors"
         together.train(unfinished)
