@@ -43,7 +43,6 @@ PRIVATE = {
     "report.formats": "CHECKPOINT_FORMAT COLUMNS ENDS FACTORS METRICS METRICS_KIND STUDY_FORMAT Verdict WATCHED "
     "checkpoints_in evaluated folder_name lines_of read_about read_state row_of run_name step_of",
     "theory.collapse": "LARGEST_RANGE",
-    "theory.residuals": "around_each around_mean attend_pairs feed_forward_uncentred normalise_uncentred",
 }
 
 

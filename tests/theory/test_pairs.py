@@ -1,7 +1,5 @@
 """All differences of tokens against 700 digits, where the differences from one shared token are not enough."""
 
-from itertools import islice
-
 import pytest
 import torch
 
@@ -16,14 +14,6 @@ from depthscope.theory.residuals import (
     feed_forward_uncentred,
     normalise_uncentred,
 )
-from depthscope_lab.papers.dong2021.exponent_networks import (
-    KINDS,
-    first_tokens,
-    layers,
-    pairs_with_mlp,
-    spread,
-    with_mlp,
-)
 from samples import seeded
 
 F64 = torch.float64
@@ -36,23 +26,6 @@ def normal(generator: torch.Generator, *shape: int) -> torch.Tensor:
 def error(found: SplitTokens, expected: exact.Matrix) -> float:
     wanted = torch.tensor(exact.deviations(expected), dtype=F64)
     return (composite_norm(found.residual.reshape(wanted.shape) - wanted) / composite_norm(wanted)).item()
-
-
-@pytest.mark.parametrize(("gain", "left", "off"), [(8.0, 0.064, 1e-10), (64.0, 2.9e-64, 1e40)])
-def test_a_network_of_large_gain_is_followed(gain: float, left: float, off: float):
-    """Behind layer 3, by g·ReLU of the study; `off` is how far one shared token is from it at most, or at least."""
-    start, stack = first_tokens(1, 6, 8, (0,)), list(islice(layers(1, 8, 2, (0,)), 3))
-    kind, gains = KINDS["g·ReLU"], torch.tensor([gain], dtype=F64)
-    with exact.workdps(exact.DIGITS):
-        whole = exact.plus_row(exact.exact(start.residual[0]), start.shared[0])
-        for layer, found in zip(stack, pairs_with_mlp(start, stack, kind, gains[0]), strict=True):
-            whole = exact.attention(whole, Heads(*(part[0] for part in layer.many[:3])))
-            mlp = kind.weights(layer, gains)
-            whole = exact.mlp(whole, mlp._replace(expand=mlp.expand[0, 0], contract=mlp.contract[0, 0]))
-            assert error(found, whole) < 1e-10
-        *_, around_one = with_mlp(spread(start, gains), stack, kind, gains)
-        assert composite_norm(found.residual).item() == pytest.approx(left, rel=0.01)
-        assert (error(around_one, whole) > off) is (off > 1)  # the mutant, where groups have formed
 
 
 def test_groups_of_tokens_keep_what_tells_them_apart():

@@ -18,7 +18,7 @@ from depthscope.measures import composite_norm, composite_residual
 from depthscope_lab.papers import load
 from depthscope_lab.papers import subjects as pretrained
 from depthscope_lab.papers.dong2021.collapse import Config
-from depthscope_lab.papers.dong2021.residuals import VARIANTS, left_out, other_readings, plain_residual, residuals_of
+from depthscope_lab.papers.dong2021.residuals import VARIANTS, left_out, plain_residual, residuals_of
 from depthscope_lab.papers.study import Study
 from samples import seeded, token_matrices
 from zoo import IDS, make
@@ -66,7 +66,6 @@ def test_variants_are_those_of_the_authors():
     assert left_out("bert", "SAN+MLP") == ("attention_skip",)
     assert left_out("albert", "SAN+skip") == ("ffn_linears",)
     assert left_out("bert", "full") == ()
-    assert set(other_readings("bert")) < set(other_readings("albert"))
 
 
 @pytest.mark.parametrize("family", ["bert", "albert", "xlnet"])
@@ -122,7 +121,7 @@ def test_given_weights_are_measured_and_judged(tmp_path: Path, monkeypatch: pyte
     frame = study.compute(config, lambda _share: None)
     own = frame[(frame["model"] == "b") & (frame["source"] == "float32")]
     assert set(own["block"]) == {0, 1, 2, 3}
-    assert set(VARIANTS) < set(own["variant"])
+    assert set(VARIANTS) <= set(own["variant"])
     assert own["value"].notna().all()
 
 
@@ -136,18 +135,13 @@ def test_quick_verdicts():
     assert found["XLNet without skips and MLPs loses rank doubly exponentially"] == "not reproduced"
     alone = "XLNet without skips and MLPs, and without scores of relative positions, loses rank doubly exponentially"
     assert found[alone] == "reproduced"
-    assert sum(verdict == "not testable here" for verdict in found.values()) >= 9
+    assert sum(verdict == "not testable here" for verdict in found.values()) >= 4
 
 
 @pytest.mark.parametrize(
     ("chosen", "factor", "claim"),
     [
         ({"source": "float64", "variant": "SAN"}, 1e6, "in float64 the collapse goes on below the floor of float32"),
-        (
-            {"variant": "SAN+MLP, no skip at all"},
-            1e9,
-            "MLPs without a skip of their own do not stop the collapse",
-        ),
         (
             {"model": "bert", "variant": "SAN", "source": "float32"},
             1e9,

@@ -48,12 +48,12 @@ def test_the_quick_form_computes_judges_and_draws(name: str):
     frame, shares = quick(name)
     assert list(shares) == sorted(shares)
     assert shares[-1] == 1.0
-    assert len(verdicts(name, frame)) >= 5
+    assert len(verdicts(name, frame)) >= 4
     before = frame.copy()
     figure = load(name).draw(frame)
     pd.testing.assert_frame_equal(frame, before)
     shown = [axes for axes in figure.axes if axes.get_visible()]
-    assert len(shown) > 2
+    assert len(shown) >= 2
     assert all(axes.get_xlabel() for axes in shown)
 
 
@@ -141,16 +141,16 @@ def test_training_makes_a_better_mover_and_free_running_feeds_back():
 
 
 @pytest.mark.parametrize(
-    ("distances", "together", "fall"),
+    ("distances", "together"),
     [
-        ([1.0, 0.5, 0.05, 1e-7, 0.0], 3, 2),
-        ([1.0, 0.5, 1e-3, 0.5, 1e-3], 4, -1),  # it comes back once; it is not below 1e-6 at the end
-        ([1.0, 1.0, 1.0], -1, -1),
-        ([1.0, float("nan"), float("nan")], -1, -1),  # what is no number is not together
+        ([1.0, 0.5, 0.05, 1e-7, 0.0], 3),
+        ([1.0, 0.5, 1e-3, 0.5, 1e-3], 4),  # it comes back once
+        ([1.0, 1.0, 1.0], -1),
+        ([1.0, float("nan"), float("nan")], -1),  # what is no number is not together
     ],
 )
-def test_when_points_have_fallen_together(distances: list[float], together: int, fall: int):
-    assert (toy.together_from(distances), toy.fall(distances)) == (together, fall)
+def test_when_points_have_fallen_together(distances: list[float], together: int):
+    assert toy.together_from(distances) == together
 
 
 def test_the_claims_of_the_toy_can_fail_and_hold():
@@ -184,9 +184,7 @@ def test_a_study_that_was_interrupted_goes_on_with_the_next_training(tmp_path: P
         study.compute(study.quick, lambda _share: None, tmp_path)
     frame = study.compute(study.quick, lambda _share: None, tmp_path)
     pd.testing.assert_frame_equal(frame, expected)
-    assert len(calls) == 2 * 3 + 1 + 1  # two seeds of three tasks, one as printed, one interrupted
-    observed = frame[(frame["part"] == "moving") & (frame["reading"] == "whole")]
-    assert list(observed["step"]) == 2 * [0, 10, 48]
+    assert len(calls) == 2 * 3 + 1  # two seeds of three tasks, one interrupted
     monkeypatch.setattr(paths, "train", lambda *_, **__: pytest.fail("trained again"))
     study.compute(replace(study.quick, trials=1), lambda _share: None, tmp_path)
 

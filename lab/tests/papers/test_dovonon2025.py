@@ -204,7 +204,6 @@ def test_the_effective_weights_are_what_acts_on_normed_tokens():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda f: f.assign(frequency_ratio=1.0 / (1 + f["block"])), "tokens do not grow alike"),
         (lambda f: f.assign(frequency_ratio=1.0 + f["block"]), "there are models in which tokens grow alike"),
         (lambda f: f.assign(token_similarity=f["token_similarity"] * 1.001), "Yu & Zhang's token similarity"),
         (lambda f: f.assign(stable_rank=f["stable_rank"] + f["frequency_ratio"] ** 2), "implies rank collapse"),
@@ -266,12 +265,12 @@ def test_who_is_right_hangs_on_the_numbers():
     def verdicts(frame: pd.DataFrame) -> list[str]:
         return [claim.verdict for claim in three_papers.claims(frame, three_papers.STUDY.full)]
 
-    assert verdicts(curves(0.95, 0.77, 0.77)) == ["reproduced"] * 7
+    assert verdicts(curves(0.95, 0.77, 0.77)) == ["reproduced"] * 6
     swapped = verdicts(curves(0.77, 0.95, 0.95))
-    assert swapped[3:6] == ["not reproduced"] * 3
+    assert swapped[3:5] == ["not reproduced"] * 2
     assert verdicts(curves(1.0, 1.0, 1.0))[1:3] == ["not reproduced"] * 2
     apart = curves(0.95, 0.77, 0.77).assign(update=1.0, similarity=0.5)
-    assert verdicts(apart)[0] == verdicts(apart)[6] == "not reproduced"
+    assert verdicts(apart)[0] == verdicts(apart)[5] == "not reproduced"
 
 
 def test_the_value_weights_are_what_the_branch_does_to_equal_tokens():
@@ -302,8 +301,7 @@ def test_spectra_that_skew_are_seen(frames: dict[str, pd.DataFrame]):
 
     negative, even = verdicts(0.8, 0.95), verdicts(0.5, 0.5)
     vision, language = (next(name for name in even if f"({kind})" in name) for kind in ("vision", "language"))
-    assert (negative[vision], negative[language]) == ("reproduced", "not reproduced")
-    assert (even[vision], even[language]) == ("not reproduced", "reproduced")
+    assert {negative[vision], even[language]} == {"not testable here"}  # so small a training refutes nothing
     assert even["both models that are trained here have learned"] == "not reproduced"
     skewed = frame.assign(negative_share=0.9)
     assert verdict_of(fig5.STUDY, skewed, "fresh weights are symmetric") == "not reproduced"

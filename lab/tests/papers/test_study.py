@@ -237,7 +237,7 @@ def test_a_study_whose_words_were_edited_is_judged_and_drawn_again_and_not_compu
         return found
 
     for module, old, new in (
-        ("dong2021/exponent.py", "BLIND_LAYER = 12", "BLIND_LAYER = 11"),
+        ("dong2021/exponent.py", "            off < 1e-3,", "            off < 1e-2,"),
         ("dong2021/exponent.py", "ylim=(0.2, 400)", "ylim=(0.1, 400)"),
         ("dong2021/exponent_networks.py", '"""Layer after layer, without end."""', '"""Without end."""'),
         ("yu2024/fig8.py", "def compute(", "def computed("),

@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from statistics import fmean
 from typing import Any
 
 import pandas as pd
@@ -22,7 +21,7 @@ from torch.nn import functional as F
 
 from depthscope import drawing
 from depthscope.measures import token_similarity
-from depthscope.models import Block, BlockConfig, CausalLM, Encoder, theorem, xavier
+from depthscope.models import BlockConfig, CausalLM, Encoder, theorem, xavier
 from depthscope.progress import Share, Tick
 from depthscope.remedies import DeEscalate, Ema, Prefix, apply, deescalate
 from depthscope_lab.papers.study import Study
@@ -30,6 +29,9 @@ from depthscope_lab.papers.trained import steps
 from depthscope_lab.papers.vocabulary import Claim, Work, axis, curve, judge, line, rows, spell
 
 WARM_UP = 50  # steps; without it post-norm blocks start with their largest updates
+BELOW, NOT_BELOW = 10, 3  # standard errors
+APART, COLLAPSED = 0.2, 0.95
+NONE = "no remedy"
 
 
 def _complete(at: str, mixing: str | Prefix | Ema) -> DeEscalate:
@@ -37,7 +39,6 @@ def _complete(at: str, mixing: str | Prefix | Ema) -> DeEscalate:
     return DeEscalate(tau=1.0, at=at, mixing=mixing, allow_leak=mixing == "full")
 
 
-NONE = "no remedy"
 MODELS: dict[str, DeEscalate | None] = {
     NONE: None,
     "full mean": _complete("ffn_input", "full"),
@@ -47,8 +48,8 @@ MODELS: dict[str, DeEscalate | None] = {
     "prefix, κ = 1": _complete("ffn_input", Prefix(shrink=1.0)),
     "EMA": _complete("ffn_input", Ema()),
 }
-LEAKING = tuple(name for name, remedy in MODELS.items() if remedy is not None and remedy.mixing == "full")
-CAUSAL = tuple(name for name in MODELS if name not in LEAKING and name != NONE)
+LEAKING = ("full mean", "full mean, at output")
+CAUSAL = tuple(name for name in MODELS if name not in (NONE, *LEAKING))
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,17 @@ STACKS: dict[str, Stack] = {
     "bidirectional, full mean": Stack(MODELS["full mean"], causal=False),
     "bidirectional, full mean, branch alone": Stack(branch="full", causal=False),
 }
+_LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
+    NONE: (drawing.BLACK, {"linewidth": 3.2}),
+    "full mean": (drawing.VERMILION, {}),
+    "full mean, at output": (drawing.ORANGE, {}),
+    "prefix": (drawing.BLUE, {}),
+    "prefix, at output": (drawing.SKY, {"linestyle": "--"}),
+    "prefix, κ = 1": (drawing.GREEN, {"linestyle": "--"}),
+    "EMA": (drawing.PURPLE, {"linestyle": ":", "linewidth": 2.2}),
+    "full mean, branch alone": (drawing.VERMILION, {"linestyle": "--"}),
+    "prefix, branch alone": (drawing.BLUE, {"linestyle": "--"}),
+}
 
 
 @dataclass(frozen=True)
@@ -82,6 +94,50 @@ class Training:
     batch: int = 64
     rate: float = 1e-3
     test_sequences: int = 2048
+
+
+@dataclass(frozen=True)
+class Depth:
+    """The stacks: post-norm blocks with dσ² = 1, which collapse, and random tokens."""
+
+    blocks: int = 60
+    tokens: int = 64
+    width: int = 256
+    heads: int = 8
+    samples: int = 4
+    draws: int = 3  # of weights and tokens
+
+
+@dataclass(frozen=True)
+class Config:
+    seed: int = 0
+    training: Training = field(default_factory=Training)
+    stacks: Depth = field(default_factory=Depth)
+
+
+def compute(config: Config, progress: Share) -> pd.DataFrame:
+    """Tidy rows: part, case, step, position, block, draw (−1 where none), quantity, value, error (nan where none).
+
+    `training`: the loss of every step. `test`: on fresh tokens, all positions in one pass and token by token. `stack`:
+    t_sim after every block. `floor`: ln V.
+    """
+    shape, depth, columns = config.training, config.stacks, ["step", "position", "block", "draw"]
+    work = Work(shape.steps * len(MODELS) + len(STACKS) * depth.draws, progress)
+    floor = {"part": "floor", "case": "uniform tokens", "quantity": "loss", "value": math.log(shape.vocabulary)}
+    frames = [pd.DataFrame([floor])]
+    for case, remedy in MODELS.items():
+        model, losses = train(shape, remedy, config.seed, work)
+        own = pd.DataFrame({"step": range(1, shape.steps + 1), "value": losses, "quantity": "loss"})
+        frames.append(own.assign(part="training", case=case))
+        frames.append(pd.DataFrame(evaluate(shape, model, config.seed)).assign(part="test", case=case))
+    for (case, stack), draw in product(STACKS.items(), range(depth.draws)):
+        found = similarity(depth, stack, config.seed * depth.draws + draw)
+        own = pd.DataFrame({"block": range(1, depth.blocks + 1), "value": found, "quantity": "token_similarity"})
+        frames.append(own.assign(part="stack", case=case, draw=draw))
+        work()
+    frame = pd.concat(frames, ignore_index=True)
+    frame = frame.fillna(dict.fromkeys(columns, -1)).astype(dict.fromkeys(columns, int))
+    return frame[["part", "case", *columns, "quantity", "value", "error"]]
 
 
 def uniform_tokens(shape: Training, sequences: int, generator: torch.Generator) -> Tensor:
@@ -121,11 +177,10 @@ def losses_in_one_pass(model: nn.Module, ids: Tensor) -> Tensor:
 
 @torch.no_grad()
 def losses_token_by_token(model: nn.Module, ids: Tensor) -> Tensor:
-    """The same with the sequence cut behind each position: there is no future to look at, as in writing."""
-    return torch.stack(
-        [F.cross_entropy(model(ids[:, :end])[:, -1], ids[:, end], reduction="none") for end in range(1, ids.shape[1])],
-        dim=1,
-    )
+    """The same with the sequence cut after each position: there is no future to look at, as in writing."""
+    ends = range(1, ids.shape[1])
+    found = [F.cross_entropy(model(ids[:, :end])[:, -1], ids[:, end], reduction="none") for end in ends]
+    return torch.stack(found, dim=1)
 
 
 def evaluate(shape: Training, model: CausalLM, seed: int) -> Iterator[dict[str, float | str]]:
@@ -135,29 +190,15 @@ def evaluate(shape: Training, model: CausalLM, seed: int) -> Iterator[dict[str, 
     """
     ids = uniform_tokens(shape, shape.test_sequences, torch.Generator().manual_seed(~seed & 0xFFFF_FFFF))
     ways = (losses_in_one_pass, losses_token_by_token)
-    whole, cut = (torch.cat([way(model, part) for part in ids.split(512)]) for way in ways)
-    for quantity, losses in (("one pass", whole), ("token by token", cut)):
-        yield {"quantity": quantity, **mean_and_error(losses.mean(dim=1))}
+    whole, cut = (torch.cat([way(model, part) for part in ids.split(512)]).double() for way in ways)
     yield {"quantity": "largest difference", "value": (whole - cut).abs().max().item()}
+    for quantity, losses in (("one pass", whole), ("token by token", cut)):
+        error = losses.mean(dim=1).std().item() / len(losses) ** 0.5
+        yield {"quantity": quantity, "value": losses.mean().item(), "error": error}
     for position, losses in enumerate(whole.unbind(dim=1), start=1):
-        yield {"quantity": "one pass, position", "position": position, **mean_and_error(losses)}
-
-
-def mean_and_error(values: Tensor) -> dict[str, float]:
-    values = values.double()
-    return {"value": values.mean().item(), "error": values.std().item() / len(values) ** 0.5}
-
-
-@dataclass(frozen=True)
-class Depth:
-    """The stacks: post-norm blocks with dσ² = 1, which collapse, and random tokens."""
-
-    blocks: int = 60
-    tokens: int = 64
-    width: int = 256
-    heads: int = 8
-    samples: int = 4
-    draws: int = 3  # of weights and tokens
+        error = losses.std().item() / len(losses) ** 0.5
+        about = {"quantity": "one pass, position", "position": position}
+        yield about | {"value": losses.mean().item(), "error": error}
 
 
 @torch.no_grad()
@@ -169,80 +210,17 @@ def similarity(shape: Depth, stack: Stack, seed: int) -> list[float]:
     x = torch.randn(shape.samples, shape.tokens, shape.width, generator=generator)
     if stack.remedy is not None:
         apply(encoder, stack.remedy)
-    found = []
-    for block in encoder.blocks:
-        assert isinstance(block, Block)
-        if stack.branch is not None:
-            block.ffn.register_forward_pre_hook(_branch_hook(stack.branch))
+    found, blocks = [], encoder.blocks
+    for block in blocks:
+        if stack.branch is not None:  # only what the FFN reads changes; the trunk goes on past it as it was
+            block.ffn.register_forward_pre_hook(_without_mean(stack.branch))  # type: ignore[union-attr, operator]
         x = block(x)
         found.append(token_similarity(x).mean().item())
     return found
 
 
-def _branch_hook(mixing: str) -> Callable[[nn.Module, tuple[Tensor]], tuple[Tensor]]:
-    """Only what the FFN reads changes; the trunk goes on past it as it was."""
+def _without_mean(mixing: str) -> Callable[[nn.Module, tuple[Tensor]], tuple[Tensor]]:
     return lambda _ffn, tokens: (deescalate(tokens[0], 1.0, mixing=mixing),)
-
-
-BELOW, NOT_BELOW = 10, 3  # standard errors
-APART, COLLAPSED = 0.2, 0.95
-_LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
-    NONE: (drawing.BLACK, {"linewidth": 3.2}),
-    "full mean": (drawing.VERMILION, {}),
-    "full mean, at output": (drawing.ORANGE, {}),
-    "prefix": (drawing.BLUE, {}),
-    "prefix, at output": (drawing.SKY, {"linestyle": "--"}),
-    "prefix, κ = 1": (drawing.GREEN, {"linestyle": "--"}),
-    "EMA": (drawing.PURPLE, {"linestyle": ":", "linewidth": 2.2}),
-    "full mean, branch alone": (drawing.VERMILION, {"linestyle": "--"}),
-    "prefix, branch alone": (drawing.BLUE, {"linestyle": "--"}),
-}
-
-
-@dataclass(frozen=True)
-class Config:
-    seed: int = 0
-    training: Training = field(default_factory=Training)
-    stacks: Depth = field(default_factory=Depth)
-
-
-def compute(config: Config, progress: Share) -> pd.DataFrame:
-    """Tidy rows: part, case, step, position, block, draw (−1 where none), quantity, value, error (nan where none).
-
-    `training`: the loss of every step. `training, smooth`: its means over fiftieths of the training. `test`: on fresh
-    tokens, all positions in one pass and token by token. `stack`: t_sim behind every block. `floor`: ln V.
-    """
-    shape, depth, smooth = config.training, config.stacks, []
-    columns = ["step", "position", "block", "draw"]
-    work = Work(shape.steps * len(MODELS) + len(STACKS) * depth.draws, progress)
-    frames = [_part("floor", "uniform tokens", quantity=["loss"], value=math.log(shape.vocabulary))]
-    for case, remedy in MODELS.items():
-        model, losses = train(shape, remedy, config.seed, work)
-        frames.append(_part("training", case, step=range(1, shape.steps + 1), quantity="loss", value=losses))
-        smooth.append(_part("training, smooth", case, quantity="loss", **_smooth(losses)))
-        frames.append(pd.DataFrame(evaluate(shape, model, config.seed)).assign(part="test", case=case))
-    for (case, stack), draw in product(STACKS.items(), range(depth.draws)):
-        found = similarity(depth, stack, config.seed * depth.draws + draw)
-        about = {"block": range(1, depth.blocks + 1), "draw": draw, "quantity": "token_similarity"}
-        frames.append(_part("stack", case, **about, value=found))
-        work()
-    frame = pd.concat([*frames, *smooth], ignore_index=True)
-    frame = frame.fillna(dict.fromkeys(columns, -1)).astype(dict.fromkeys(columns, int))
-    return frame[["part", "case", *columns, "quantity", "value", "error"]]
-
-
-def _part(part: str, case: str, **columns: object) -> pd.DataFrame:
-    return pd.DataFrame({"part": part, "case": case, **columns})
-
-
-def _smooth(losses: list[float]) -> dict[str, list[Any]]:
-    """Means over some fifty windows of steps; each stands at the step in the middle of its window."""
-    size = max(1, len(losses) // 50)
-    windows = [range(start, min(start + size, len(losses))) for start in range(0, len(losses), size)]
-    return {
-        "step": [1 + (steps[0] + steps[-1]) // 2 for steps in windows],
-        "value": [fmean(losses[step] for step in steps) for steps in windows],
-    }
 
 
 def draw(frame: pd.DataFrame) -> Any:
@@ -250,7 +228,7 @@ def draw(frame: pd.DataFrame) -> Any:
     floor = _floor(frame)
     for case, (colour, look) in _LOOKS.items():
         if case in MODELS:
-            line(learning, curve(frame, by="step", part="training, smooth", case=case), colour, case, **look)
+            line(learning, curve(frame, by="step", part="training", case=case), colour, case, **look)
         if case in STACKS:
             line(stack, curve(frame, part="stack", case=case), colour, case, **look)
     for shift, quantity, colour, name in (
@@ -284,46 +262,51 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     last = rows(tests, quantity="one pass, position", position=shape.tokens).set_index("case")
     most = rows(tests, quantity="largest difference").set_index("case")["value"][honest].max()
 
-    def told(found: pd.DataFrame, cases: Sequence[str]) -> str:
-        return "; ".join(
-            f"{case} {own['value']:.4f} ± {own['error']:.2g}" for case, own in found.loc[list(cases)].iterrows()
-        )
+    def losses(found: pd.DataFrame, cases: Sequence[str]) -> str:
+        own = found.loc[list(cases)]
+        return "; ".join(f"{case} {row['value']:.4f} ± {row['error']:.2g}" for case, row in own.iterrows())
 
     def above(found: pd.DataFrame, cases: Sequence[str]) -> pd.Series:
         """The floor, in standard errors; negative below."""
         own = found.loc[list(cases)]
         return (own["value"] - floor) / own["error"]
 
-    not_below = f"at most {NOT_BELOW} standard errors (over sequences) below ln V = {floor:.4f}"
+    def not_below(claim: str, paper: str, found: pd.DataFrame, cases: Sequence[str]) -> Claim:
+        tolerance = f"at most {NOT_BELOW} standard errors (over sequences) below ln V = {floor:.4f}"
+        return judge(claim, paper, losses(found, cases), tolerance, (above(found, cases) >= -NOT_BELOW).all())
+
+    depth = config.stacks
+    end = curve(rows(frame, part="stack", block=depth.blocks), by="case")
+    where, form = f"t_sim after block {depth.blocks}: ", "{} {:.3f}"
+    forms = end[[*(case for case in CAUSAL if case in STACKS), "full mean"]]
+    trunks = end[["full mean", "prefix", "bidirectional, full mean"]]
+    branches = end[[f"{case}, branch alone" for case in trunks.index]]
     return [
         judge(
             "with the mean of the whole sequence, the loss of a causal model goes below the floor",
             "its Transformer-XL subtracts that mean at the FFN input; no word on causality",
-            f"{told(whole, LEAKING)}; floor {floor:.4f}",
+            f"{losses(whole, LEAKING)}; floor {floor:.4f}",
             f"more than {BELOW} standard errors (over sequences) below ln V",
             (above(whole, LEAKING) < -BELOW).all(),
             f"not 0 but ln V / n = {floor / shape.tokens:.3f} is left at best: the last target is in no input",
         ),
-        judge(
+        not_below(
             "without a remedy, and with each causal mean, the loss does not go below the floor",
             "not in the paper; ours: no one can guess a uniform token from those before it",
-            told(whole, honest),
-            not_below,
-            (above(whole, honest) >= -NOT_BELOW).all(),
+            whole,
+            honest,
         ),
-        judge(
+        not_below(
             "read token by token, without a future to look at, the leaking models lose their advantage",
             "not in the paper; this is how a language model writes",
-            told(cut, LEAKING),
-            not_below,
-            (above(cut, LEAKING) >= -NOT_BELOW).all(),
+            cut,
+            LEAKING,
         ),
-        judge(
+        not_below(
             "at the last position, whose target is no input, the leaking models have no advantage",
             "not in the paper; a control: the advantage is the leak's, not the model's",
-            told(last, LEAKING),
-            not_below,
-            (above(last, LEAKING) >= -NOT_BELOW).all(),
+            last,
+            LEAKING,
         ),
         judge(
             "with each causal mean, one pass and token by token give the same loss",
@@ -333,19 +316,8 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             most < 1e-4,
             kind="check",
         ),
-        *_of_stacks(frame, config.stacks),
-    ]
-
-
-def _of_stacks(frame: pd.DataFrame, shape: Depth) -> list[Claim]:
-    stack = rows(frame, part="stack", block=shape.blocks)
-    end, where = curve(stack, by="case"), f"t_sim after block {shape.blocks}: "
-    forms = end[[*(case for case in CAUSAL if case in STACKS), "full mean"]]
-    trunks = end[["full mean", "prefix", "bidirectional, full mean"]]
-    branches = end[[f"{case}, branch alone" for case in trunks.index]]
-    return [
         judge(
-            f"a causal post-norm stack of {shape.blocks} blocks collapses without a remedy",
+            f"a causal post-norm stack of {depth.blocks} blocks collapses without a remedy",
             "not in the paper for causal models",
             f"{where}{end[NONE]:.4f}",
             f"above {COLLAPSED}",
@@ -354,22 +326,18 @@ def _of_stacks(frame: pd.DataFrame, shape: Depth) -> list[Claim]:
         judge(
             "each causal mean keeps tokens apart, as the leaking mean does",
             "not in the paper for causal models",
-            f"{where}{_list(forms)}",
-            f"below {APART}; unrelated tokens have 1/n = {1 / shape.tokens:.3f}",
+            where + spell(form, forms, "; "),
+            f"below {APART}; unrelated tokens have 1/n = {1 / depth.tokens:.3f}",
             forms.max() < APART,
         ),
         judge(
             "a mean taken away at the FFN input keeps tokens apart on the trunk, and not on the branch alone",
             "at the FFN input, for Transformer-XL; whether on the trunk is not said",
-            f"{where}trunk: {_list(trunks)}; branch: {_list(branches)}",
+            f"{where}trunk: {spell(form, trunks, '; ')}; branch: {spell(form, branches, '; ')}",
             f"below {APART} on the trunk, above {COLLAPSED} on the branch alone",
             trunks.max() < APART and branches.min() > COLLAPSED,
         ),
     ]
-
-
-def _list(values: pd.Series) -> str:
-    return spell("{} {:.3f}", values, "; ")
 
 
 TINY = Training(vocabulary=4, tokens=4, width=32, depth=2, steps=60, batch=32, rate=5e-3, test_sequences=512)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from depthscope.drawing import BLUE, GREEN, ORANGE, VERMILION, panels, shared_le
 from depthscope.models.families import build_family
 from depthscope.progress import Share
 from depthscope.text import read_text
-from depthscope_lab.papers.dong2021.residuals import VARIANTS, left_out, other_readings, residuals_of
+from depthscope_lab.papers.dong2021.residuals import VARIANTS, left_out, residuals_of
 from depthscope_lab.papers.study import Study
 from depthscope_lab.papers.subjects import FAMILIES, given, ids_of, minilm
 from depthscope_lab.papers.vocabulary import Claim, Work, axis, curve, judge, line, rows, table
@@ -47,7 +48,7 @@ class Config:
     width: int = 768
     tokens: int = 128
     samples: int = 8  # the paper has 32
-    few: int = 4  # samples of other draws of the weights, and of other readings of the variants
+    few: int = 4  # samples of other draws of the weights
     draws: int = 4  # of other weights, in float32
     data: str | None = None  # a folder with weights of BERT, ALBERT or XLNet
 
@@ -66,14 +67,12 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     text = read_text(None)
     ids = ids_of(text, config.tokens, config.samples)["input_ids"]
     pretrained = [*minilm(), *given(config.data)]
-    models = len(FAMILIES) * (config.draws + 1) + len(pretrained)
-    work, frames = Work(models, progress), [_paper()]
-    for family in FAMILIES:
-        for draw in range(config.draws + 1):
-            model = build_family(family, config.depth, config.width, seed=config.seed + draw)
-            about = {"model": family, "family": family, "weights": "init", "draw": draw}
-            frames += _all_variants(model, ids[: config.few] if draw else ids, config.few, about)
-            work()
+    work, frames = Work(len(FAMILIES) * (config.draws + 1) + len(pretrained), progress), [_paper()]
+    for family, draw in product(FAMILIES, range(config.draws + 1)):
+        model = build_family(family, config.depth, config.width, seed=config.seed + draw)
+        about = {"model": family, "family": family, "weights": "init", "draw": draw}
+        frames += _all_variants(model, ids[: config.few] if draw else ids, config.few, about)
+        work()
     for found in pretrained:
         own = found.ids(text, config.tokens, config.samples)
         about = {"model": found.name, "family": found.family, "weights": "pretrained", "draw": 0}
@@ -83,7 +82,7 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
 
 
 def _all_variants(model: Any, ids: Tensor, few: int, about: dict[str, Any]) -> Iterator[pd.DataFrame]:
-    """The authors' four variants in float32 and float64; other readings on few samples. Of other draws, float32 alone.
+    """The authors' four variants in float32 and float64. Of other draws, float32 alone.
 
     The model ends up in float64, and XLNet with fresh weights without the scores of its relative positions.
     """
@@ -101,8 +100,6 @@ def _all_variants(model: Any, ids: Tensor, few: int, about: dict[str, Any]) -> I
         yield from rows_of(variant, "float32", ids)
     if about["draw"]:
         return
-    for variant in other_readings(family):
-        yield from rows_of(variant, "float32", ids[:few])
     model = model.double()
     for variant in VARIANTS:
         yield from rows_of(variant, "float64", ids)
@@ -166,7 +163,6 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
         *_floors(frame, config.is_paper),
         *(_exponent(own(family, "SAN", "float64"), family) for family in FAMILIES),
         _exponent(own("xlnet", NO_POSITIONS, "float64"), "xlnet", ", and without scores of relative positions,"),
-        *_readings(frame),
         *_of_pretrained(frame),
     ]
 
@@ -279,49 +275,14 @@ def _exponent(mean: pd.Series, family: str, of_positions: str = "") -> Claim:
     )
 
 
-def _readings(frame: pd.DataFrame) -> list[Claim]:
-    blocks = {
-        family: [
-            _first_below(_means(frame, family, f"SAN+MLP{end}", "float32"), GONE) for end in (", no skip at all", "")
-        ]
-        for family in FAMILIES
-    }
-    told = ", ".join(f"{NAMES[f]} block {none} (with the MLP's skip: {own})" for f, (none, own) in blocks.items())
-    readings = ("SAN+skip", "SAN+skip, whole FFN step out")
-    theirs, whole = (_means(frame, "albert", variant, "float32 exact").iloc[-1] for variant in readings)
-    return [
-        judge(
-            "MLPs without a skip of their own do not stop the collapse",
-            "not in the paper: its “SAN + MLP” keeps the MLP's skip",
-            f"below {GONE:g} at {told}",
-            f"{GONE:g} is reached",
-            all(none > 0 for none, _ in blocks.values()),
-        ),
-        judge(
-            "taking out the linear layers of ALBERT's MLP alone is as good as taking out the whole step",
-            "“SAN + skip” of ALBERT keeps an activation, a skip and a norm, of BERT and XLNet none (their code)",
-            f"SAN+skip ends at {theirs:.3f} so, at {whole:.3f} with the whole step out, as in BERT and XLNet",
-            "20 %",
-            abs(whole / theirs - 1) < 0.2,
-        ),
-    ]
-
-
 def _of_pretrained(frame: pd.DataFrame) -> Iterator[Claim]:
+    """Of every pretrained model that it collapses too; of one that the user gives that its curves are the paper's."""
     models = rows(frame, weights="pretrained", source="float32")[["model", "family"]].drop_duplicates()
-    for model in models["model"]:
+    for model, family in models.itertuples(index=False):
         yield _trained_collapses(frame, model)
-    given = {family: model for model, family in models.itertuples(index=False) if model != "MiniLM"}
-    for family in FAMILIES:
-        theirs = {v: _theirs(frame, family, v, "pretrained") for v in ("SAN", "SAN+skip", "full")}
-        if family in given:
-            for variant, known in theirs.items():
-                mean = _means(frame, given[family], variant, "float32", "pretrained")
-                yield _as_pretrained(mean, family, variant, known)
-            continue
-        ends = "; ".join(f"{v} {own['value'].iloc[0]:.2g} → {own['value'].iloc[-1]:.2g}" for v, own in theirs.items())
-        lacks, claim = "needs its weights: --data FOLDER", f"pretrained {NAMES[family]} has the paper's curves"
-        yield judge(claim, f"{ends} (Fig. 2)", lacks, "none without them", None)
+        for variant in ("SAN", "SAN+skip", "full") if model != "MiniLM" else ():
+            mean = _means(frame, model, variant, "float32", "pretrained")
+            yield _as_pretrained(mean, family, variant, _theirs(frame, family, variant, "pretrained"))
 
 
 def _trained_collapses(frame: pd.DataFrame, model: str) -> Claim:

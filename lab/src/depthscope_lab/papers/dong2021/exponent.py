@@ -8,7 +8,6 @@ Cor. 3.2 that an MLP slows it by its Lipschitz constant λ.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -24,7 +23,6 @@ from depthscope.theory.collapse import LARGEST_RANGE
 from depthscope_lab.papers.dong2021.exponent_networks import (
     CASES,
     FLOOR,
-    KINDS,
     ROUNDED,
     critical_residual,
     first_tokens,
@@ -36,7 +34,7 @@ from depthscope_lab.papers.dong2021.exponent_networks import (
 )
 from depthscope_lab.papers.simulation.collapse_rate import allowed
 from depthscope_lab.papers.study import Study
-from depthscope_lab.papers.vocabulary import Claim, Work, axis, curve, judge, line, rows
+from depthscope_lab.papers.vocabulary import Claim, Work, axis, curve, judge, line, rows, table
 
 _LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
     "one head": (BLUE, {"linewidth": 3.0}),
@@ -46,10 +44,8 @@ _LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
     "skip": (PURPLE, {}),
     "skip, LN": (VERMILION, {}),
     "causal": (BLACK, {}),
-    "blind, LN": (GREEN, {"linestyle": ":"}),
 }
 _ROUNDED_LOOKS = {case: (GREY, {"linestyle": dashes}) for case, dashes in zip(ROUNDED, ("-", "--"), strict=True)}
-BLIND_LAYER = 12  # twice as deep as the other tokens need
 
 
 @dataclass(frozen=True)
@@ -67,49 +63,40 @@ class Config:
 def compute(config: Config, progress: Share) -> pd.DataFrame:
     """Tidy rows of three parts, with nan where a column has no meaning.
 
-    `depth`: case, trial, layer and the columns of `follow`. `mlp`: case (the kind), trial, gain, layers (until the
-    residual is below 1e-100; nan: never), never (the depth that was tried in vain). `critical`: the same for one kind,
-    with the residual of the first tokens, the critical one, the one promised by Cor. 3.2, and fitted (the line through
-    the means).
+    `depth`: case, trial, layer, the columns of `follow`, and digits: to how many the tokens are equal, −log₁₀ of the
+    relative residual. `mlp`: trial, gain, layers (until the residual is below 1e-100; nan: never), never (the depth
+    that was tried in vain). `critical`: the same, with the residual of the first tokens, the critical one, the one
+    promised by Cor. 3.2, and fitted (the line through the means).
     """
-    work, frames = Work(len(CASES) + len(ROUNDED) + len(KINDS) + 1, progress), []
-    for frame in _parts(config):
-        frames.append(frame)
-        work()
-    return pd.concat(frames, ignore_index=True)
-
-
-def _parts(config: Config) -> Iterator[pd.DataFrame]:
     size: dict[str, Any] = {"trials": config.trials, "width": config.width, "heads": config.heads}
     size["seed"] = (config.seed, 15, 0)
     start = first_tokens(config.trials, config.tokens, config.width, (config.seed, 15, 1))
-    trials = np.arange(config.trials)
+    work, frames = Work(len(CASES) + len(ROUNDED) + 2, progress), []
     for case in CASES:
-        yield _with_digits(follow(case, start, layers(**size), config.depth))
+        frames.append(follow(case, start, layers(**size), config.depth))
+        work()
     for case, dtype in ROUNDED.items():
         found = rounded(start.tokens.to(dtype), layers(**size), 8)
-        about = {"case": case, "layer": np.repeat(range(len(found)), len(trials)), "trial": np.tile(trials, len(found))}
-        yield _with_digits(pd.DataFrame({**about, "relative": found.ravel()}))
+        frame = table({"relative": found}, layer=range(len(found)), trial=range(config.trials))
+        frames.append(frame.assign(part="depth", case=case))
+        work()
+    frames = [frame.assign(digits=-np.log10(frame["relative"].where(frame["relative"] > 0))) for frame in frames]
     stack = list(islice(layers(**size), config.mlp_depth))
     gains = torch.tensor(config.gains, dtype=torch.float64)
-    grid = {"trial": np.repeat(trials, len(gains)), "gain": np.tile(config.gains, config.trials)}
-    for name, kind in KINDS.items():
-        needed = layers_until_ended(start, stack, kind, gains).flatten().numpy()
-        frame = pd.DataFrame({"part": "mlp", "case": name, **grid, "layers": needed})
-        yield frame.assign(never=np.where(frame["layers"].isna(), float(config.mlp_depth), np.nan))
-    name, kind = list(KINDS.items())[-1]
-    critical = critical_residual(start, stack[: config.mlp_depth // 2], kind, gains)
-    promised = promised_residual(stack[0], kind, gains, config.tokens)
-    residual = np.repeat(composite_norm(start.residual).numpy(), len(gains))
-    three = {"residual": residual, "critical": critical.flatten().numpy(), "promised": promised.flatten().numpy()}
-    frame = pd.DataFrame({"part": "critical", "case": name, **grid, **three})
-    yield frame.assign(fitted=_line(frame))
-
-
-def _with_digits(frame: pd.DataFrame) -> pd.DataFrame:
-    """digits: to how many the tokens are equal, −log₁₀ of the relative residual; nan where rounding left none."""
-    relative = frame["relative"].where(frame["relative"] > 0)
-    return frame.assign(part="depth", digits=-np.log10(relative))
+    grid = {"trial": range(config.trials), "gain": config.gains}
+    frame = table({"layers": layers_until_ended(start, stack, gains)}, **grid)
+    never = np.where(frame["layers"].isna(), float(config.mlp_depth), np.nan)
+    frames.append(frame.assign(part="mlp", case="sin(g·)", never=never))
+    work()
+    found = {
+        "residual": composite_norm(start.residual).unsqueeze(-1).expand(-1, len(gains)),
+        "critical": critical_residual(start, stack[: config.mlp_depth // 2], gains),
+        "promised": promised_residual(stack[0], gains, config.tokens),
+    }
+    frame = table(found, **grid).assign(part="critical", case="sin(g·)")
+    frames.append(frame.assign(fitted=_line(frame)))
+    work()
+    return pd.concat(frames, ignore_index=True)
 
 
 def _line(frame: pd.DataFrame) -> np.ndarray:
@@ -134,11 +121,9 @@ def draw(frame: pd.DataFrame) -> Any:
         line(fall, rows(depth, case=case).groupby("layer")["digits"].median(), colour, case, **look)
         if case in _LOOKS:
             line(order, curve(depth, "order", by="layer", case=case), colour, **look)
-    for case, colour in zip(KINDS, (ORANGE, GREEN, PURPLE, BLUE), strict=True):
-        own = rows(frame, part="mlp", case=case)
-        line(until, curve(own, "layers", by="gain"), colour, case, marker="o", markersize=4, linewidth=1.2)
-        until.plot(own["gain"], own["never"], "x", color=colour, markersize=5)
-    until.plot([], [], "x", color=BLACK, markersize=5, linewidth=0, label="not in so many")
+    own = rows(frame, part="mlp")
+    line(until, curve(own, "layers", by="gain"), BLUE, "sin(g·)", marker="o", markersize=4, linewidth=1.2)
+    until.plot(own["gain"], own["never"], "x", color=BLUE, markersize=5, label="not in so many")
     own = rows(frame, part="critical")
     critical.plot(own["gain"], own["critical"], "o", color=BLUE, markersize=3, label="sin(g·): collapse below")
     line(critical, curve(own, "fitted", by="gain"), BLUE, "least squares", linewidth=1)
@@ -173,19 +158,15 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     seen = {case: median(case, last) for case in (*ROUNDED, "one head")}
     plain = median("values / 10", 3) / median("several heads", 3)
     normed = median("values / 10, LN", 3) / median("LN", 3)
-    blind = rows(depth, case="blind, LN", layer=BLIND_LAYER)
     kept = [curve(depth, "residual", by="trial", case="skip", layer=layer) for layer in (0, config.depth)]
     share = (kept[1] / kept[0]).min()
-    needed = {  # mean over trials, nan where one never ends
-        str(case): own.groupby("gain")["layers"].agg(lambda values: values.mean(skipna=False))
-        for case, own in rows(frame, part="mlp").groupby("case")
-    }
     least, most = min(config.gains), max(config.gains)
-    sine = needed["sin(g·)"]
+    # The mean over trials, nan where one never ends.
+    sine = rows(frame, part="mlp").groupby("gain")["layers"].agg(lambda values: values.mean(skipna=False))
     stops = sine[sine.isna()].index
     critical = rows(frame, part="critical").dropna(subset="fitted")
     slope = _slope(np.log(critical["gain"]), np.log(critical["fitted"])) if len(critical) else np.nan
-    no_role, stop = "§3.3: layer normalisation plays no role", "“skip connections and MLPs stop the output"
+    no_role = "§3.3: layer normalisation plays no role"
     return [
         _exponent(depth, "one head", "with one head, log e grows by the factor 3 per layer", "Thm 2.2: 3^L"),
         _exponent(
@@ -238,19 +219,8 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             "LN divides by the size that the values gave: the theorem's β without it means nothing",
         ),
         judge(
-            "with layer normalisation, too, all tokens become equal, whatever the weights",
-            no_role,
-            "queries and values that do not see the shared token: "
-            f"‖res(X)‖/‖X‖ ≥ {blind['relative'].min():.2f} after layer {BLIND_LAYER}",
-            "1e-3, reached by all trials",
-            blind["relative"].max() < 1e-3,
-            "such tokens lose rank all the same, into opposite directions: effective rank "
-            f"{blind['rank'].mean():.1f} there",
-            when=config.depth >= BLIND_LAYER,
-        ),
-        judge(
             "skip connections stop the collapse: without LN the residual does not shrink",
-            f"{stop} from degeneration” (abstract); Claim 3.1: some never contract",
+            "“skip connections and MLPs stop the output from degeneration” (abstract); Claim 3.1: some never contract",
             f"‖res(X)‖ after layer {config.depth} at least {share:.2f} of the first",
             "0.5, with random weights, in all trials",
             share > 0.5,
@@ -278,7 +248,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             "an MLP with a large enough Lipschitz constant stops the doubly exponential collapse",
             "Cor. 3.2: nothing is promised above (4γβHλ/√d_qk)^(−1/2)",
             f"φ = sin: {f'from g = {stops.min():g} on' if len(stops) else 'at no g'}; "
-            f"collapsed in {_told(sine[least])} layers at g = {least:g}",
+            f"collapsed in {sine[least]:.1f} layers at g = {least:g}",
             f"every trial collapsed at g = {least:g}, not every one at g = {most:g}",
             len(stops) and stops.max() == most and not np.isnan(sine[least]),
         ),
@@ -291,21 +261,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             abs(slope + 0.5) < 0.05 and (critical["critical"] > critical["promised"]).all(),
             when=not np.isnan(slope),
         ),
-        judge(
-            "a larger Lipschitz constant of the MLP slows the collapse, whatever the MLP",
-            f"{stop} from degeneration” (abstract); Cor. 3.2",
-            "; ".join(f"{case}: {_told(own[least])} → {_told(own[most])}" for case, own in needed.items())
-            + f" layers to 1e-100, g = {least:g} → {most:g}",
-            "more layers at the largest g than at the smallest, for each of the four",
-            all(not own[most] <= own[least] for own in needed.values()),
-            "ReLU: scores grow with the tokens, rows that attend to the same token become equal, and the groups "
-            "of equal tokens become fewer; LN divides by g; tanh saturates, and makes such groups too",
-        ),
     ]
-
-
-def _told(layers_needed: float) -> str:
-    return "never" if np.isnan(layers_needed) else f"{layers_needed:.1f}"
 
 
 def _end(depth: pd.DataFrame, case: str, column: str) -> pd.Series:

@@ -1,8 +1,8 @@
 """The networks of `dong2021.exponent`: random layers, what each case makes of them, and how its residual is followed.
 
 All cases go through the same weights: one matrix of N(0, 1/d) each for queries, keys, values and outputs, taken as
-one head or cut into several. Trials are a batch axis. The MLPs have a Lipschitz constant λ that grows with a dial g
-(Cor. 3.2).
+one head or cut into several. Trials are a batch axis. The MLP sin(g·XW₁)W₂ has a Lipschitz constant λ that grows with
+its gain g (Cor. 3.2).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from depthscope.measures import composite_norm, composite_residual, effective_rank
+from depthscope.measures import composite_norm, composite_residual
 from depthscope.theory import (
     Heads,
     Mlp,
@@ -29,17 +29,11 @@ from depthscope.theory import (
     normalise,
     weight_product,
 )
-from depthscope.theory.residuals import (
-    around_each,
-    around_mean,
-    attend_pairs,
-    feed_forward_uncentred,
-    normalise_uncentred,
-)
 from depthscope_lab.papers.simulation.randomness import generators
 
 ROUNDED = {"float32, whole tokens": torch.float32, "float64, whole tokens": torch.float64}
 FLOOR = 1e-290  # below, float64 has fewer digits
+ENDED = 1e-100  # a residual that is gone: the next layers leave float64
 
 
 class Layer(NamedTuple):
@@ -61,19 +55,13 @@ def layers(trials: int, width: int, heads: int, seed: tuple[int, ...]) -> Iterat
     def matrix(fan_in: int, fan_out: int) -> Tensor:
         return torch.from_numpy(stream.standard_normal((trials, fan_in, fan_out)) / fan_in**0.5)
 
+    def cut(query: Tensor, key: Tensor, value: Tensor, output: Tensor, heads: int) -> Heads:
+        query, key, value = (part.unflatten(-1, (heads, -1)).transpose(-3, -2) for part in (query, key, value))
+        return Heads(query, key, value @ output.unflatten(-2, (heads, -1)))
+
     while True:
-        query, key, value, output = (matrix(width, width) for _ in range(4))
-        yield Layer(
-            one=_cut(query, key, value, output, 1),
-            many=_cut(query, key, value, output, heads),
-            expand=matrix(width, 4 * width),
-            contract=matrix(4 * width, width),
-        )
-
-
-def _cut(query: Tensor, key: Tensor, value: Tensor, output: Tensor, heads: int) -> Heads:
-    query, key, value = (part.unflatten(-1, (heads, -1)).transpose(-3, -2) for part in (query, key, value))
-    return Heads(query, key, value @ output.unflatten(-2, (heads, -1)))
+        whole = [matrix(width, width) for _ in range(4)]
+        yield Layer(cut(*whole, 1), cut(*whole, heads), matrix(width, 4 * width), matrix(4 * width, width))
 
 
 def first_tokens(trials: int, n: int, width: int, seed: tuple[int, ...]) -> SplitTokens:
@@ -81,14 +69,6 @@ def first_tokens(trials: int, n: int, width: int, seed: tuple[int, ...]) -> Spli
     (stream,) = generators(seed, 1)
     shared = torch.from_numpy(stream.standard_normal((trials, 1, width)))
     return SplitTokens.of(shared + torch.from_numpy(stream.standard_normal((trials, n, width))))
-
-
-def _blind(heads: Heads, tokens: SplitTokens) -> Heads:
-    """Queries and values that do not see the direction of the shared token: (I − x̂x̂ᵀ)W."""
-    unit = tokens.shared / torch.linalg.vector_norm(tokens.shared, dim=-1, keepdim=True)
-    sees = torch.eye(unit.shape[-1], dtype=unit.dtype) - unit.unsqueeze(-1) * unit.unsqueeze(-2)
-    sees = sees.unsqueeze(-3)  # (trials, 1, d, d)
-    return heads._replace(query=sees @ heads.query, value=sees @ heads.value)
 
 
 def _tenth(heads: Heads) -> Heads:
@@ -105,13 +85,6 @@ CASES: dict[str, Step] = {
     "skip": lambda x, layer: x + attend(x, layer.many),
     "skip, LN": lambda x, layer: normalise(x + attend(x, layer.many)),
     "causal": lambda x, layer: attend_causally(x, layer.many),
-    "blind, LN": lambda x, layer: normalise(attend(x, _blind(layer.many, x))),
-}
-
-
-PURE_HEADS: dict[str, Callable[[Layer], Heads]] = {  # whose layers the theorems are about
-    "one head": lambda layer: layer.one,
-    "several heads": lambda layer: layer.many,
 }
 
 
@@ -119,11 +92,6 @@ def order_of(step: Step, tokens: SplitTokens, layer: Layer) -> Tensor:
     """p of e' ∝ e^p at this point: log₂ of how much smaller e' becomes when R is halved, (trials)."""
     whole, half = (composite_norm(step(tokens.scaled(size), layer).residual) for size in (1.0, 0.5))
     return torch.log2(whole / half)
-
-
-def relative(tokens: SplitTokens) -> Tensor:
-    """‖R‖_{1,∞}/‖X‖_{1,∞}: `composite_residual`, with the residual that was carried."""
-    return composite_norm(tokens.residual) / composite_norm(tokens.tokens)
 
 
 def on_whole_tokens(tokens: Tensor, heads: Heads) -> Tensor:
@@ -134,20 +102,20 @@ def on_whole_tokens(tokens: Tensor, heads: Heads) -> Tensor:
     return (torch.softmax(scores, dim=-1) @ x @ value).sum(dim=-3)
 
 
-def rounded(start: Tensor, source: Iterator[Layer], depth: int) -> np.ndarray:
-    """The relative residual behind each layer, (depth + 1, trials), of one head on whole tokens."""
+def rounded(start: Tensor, source: Iterator[Layer], depth: int) -> Tensor:
+    """The relative residual after each layer, (depth + 1, trials), of one head on whole tokens."""
     found = [composite_residual(start)]
     for _ in range(depth):
         start = on_whole_tokens(start, next(source).one)
         found.append(composite_residual(start))
-    return torch.stack(found).numpy()
+    return torch.stack(found)
 
 
 def follow(case: str, tokens: SplitTokens, source: Iterator[Layer], depth: int) -> pd.DataFrame:
     """A case from the first tokens to the last layer, or to the layer before its residual leaves float64.
 
-    Columns: residual (e = ‖R‖_{1,∞}), relative (to ‖X‖_{1,∞}), rank (effective, of X), order (`order_of`, of the next
-    layer), exponent (log(e_l/e_{l−1})/log(e_{l−1}/e_{l−2})); of pure attention also `layer_contraction` of the next.
+    Columns: residual (e = ‖R‖_{1,∞}), relative (to ‖X‖_{1,∞}), order (`order_of`, of the next layer), exponent
+    (log(e_l/e_{l−1})/log(e_{l−1}/e_{l−2})); of pure attention also `layer_contraction` of the next.
     """
     step, frames, trials = CASES[case], [], np.arange(len(tokens.shared))
     for place in range(depth + 1):
@@ -155,15 +123,11 @@ def follow(case: str, tokens: SplitTokens, source: Iterator[Layer], depth: int) 
         if (residual < FLOOR).any():
             break
         layer = next(source)
-        columns = {
-            "residual": residual,
-            "relative": relative(tokens),
-            "rank": effective_rank(tokens.tokens, exact=True),
-            "order": order_of(step, tokens, layer),
-        }
-        if case in PURE_HEADS:
-            found = layer_contraction(tokens, PURE_HEADS[case](layer))
-            columns |= {name: getattr(found, name) for name in ("constant", "gamma", "sharp", "largest_range", "after")}
+        relative = residual / composite_norm(tokens.tokens)  # `composite_residual`, with the residual that was carried
+        columns = {"residual": residual, "relative": relative, "order": order_of(step, tokens, layer)}
+        if case in ("one head", "several heads"):  # the theorems are about these
+            found = layer_contraction(tokens, layer.one if case == "one head" else layer.many)
+            columns |= {name: getattr(found, name) for name in ("constant", "gamma", "largest_range", "after")}
             columns |= {name: getattr(found.paper, name) for name in ("threshold", "log_bound")}
         values = {name: column.numpy() for name, column in columns.items()}
         frames.append(pd.DataFrame({"part": "depth", "case": case, "layer": place, "trial": trials, **values}))
@@ -175,97 +139,53 @@ def follow(case: str, tokens: SplitTokens, source: Iterator[Layer], depth: int) 
     return frame
 
 
-ENDED = 1e-100  # a residual that is gone: the next layers leave float64
+def sine(layer: Layer, gains: Tensor) -> Mlp:
+    """sin(g·XW₁)W₂ for every gain, (trials, gains, …)."""
+    return Mlp(gains[:, None, None] * layer.expand.unsqueeze(1), layer.contract.unsqueeze(1), activation="sine")
 
 
-class MlpKind(NamedTuple):
-    """An MLP with a dial g that multiplies its Lipschitz constant."""
-
-    activation: str
-    inside: bool  # φ(g·XW₁)W₂ instead of g·φ(XW₁)W₂
-    norm: bool = False  # LayerNorm behind it
-
-    def weights(self, layer: Layer, gains: Tensor) -> Mlp:
-        """(trials, gains, …)."""
-        expand, contract, g = layer.expand.unsqueeze(1), layer.contract.unsqueeze(1), gains[:, None, None]
-        return Mlp(
-            g * expand if self.inside else expand,
-            contract if self.inside else g * contract,
-            activation=self.activation,
-        )
-
-
-KINDS: dict[str, MlpKind] = {
-    "g·ReLU": MlpKind("relu", inside=False),
-    "g·GELU, LN": MlpKind("gelu", inside=False, norm=True),
-    "tanh(g·)": MlpKind("tanh", inside=True),
-    "sin(g·)": MlpKind("sine", inside=True),
-}
-
-
-def _columns(layer: Layer) -> Heads:
-    """With an axis for the gains."""
-    return Heads(*(None if part is None else part.unsqueeze(1) for part in layer.many))  # type: ignore[arg-type]
-
-
-def with_mlp(start: SplitTokens, stack: list[Layer], kind: MlpKind, gains: Tensor) -> Iterator[SplitTokens]:
-    """What leaves each layer, (trials, gains, n, d), for all gains through the same weights."""
+def with_mlp(start: SplitTokens, stack: list[Layer], gains: Tensor) -> Iterator[SplitTokens]:
+    """What leaves each layer, (trials, gains, n, d); `start` is the same for all gains, or has an axis for them."""
     x = start
+    if start.residual.dim() == 3:
+        count = len(gains)
+        shared, residual = start.shared.unsqueeze(1), start.residual.unsqueeze(1)
+        x = SplitTokens(shared.expand(-1, count, -1), residual.expand(-1, count, -1, -1))
     for layer in stack:
-        x = feed_forward(attend(x, _columns(layer)), kind.weights(layer, gains))
-        x = normalise(x) if kind.norm else x
+        heads = Heads(*(None if part is None else part.unsqueeze(1) for part in layer.many))  # type: ignore[arg-type]
+        x = feed_forward(attend(x, heads), sine(layer, gains))
         yield x
 
 
-def pairs_with_mlp(start: SplitTokens, stack: list[Layer], kind: MlpKind, gain: Tensor) -> Iterator[SplitTokens]:
-    """The same for one gain, (trials, n, d), by pairs: a large gain makes groups of tokens."""
-    x = around_each(start)
-    for layer in stack:
-        x = feed_forward_uncentred(attend_pairs(x, _columns(layer)), kind.weights(layer, gain[None]))
-        x = normalise_uncentred(x) if kind.norm else x
-        yield around_mean(x)
-
-
-def spread(tokens: SplitTokens, gains: Tensor) -> SplitTokens:
-    """The same tokens for every gain."""
-    shared, residual = tokens.shared.unsqueeze(1), tokens.residual.unsqueeze(1)
-    count = len(gains)
-    return SplitTokens(shared.expand(-1, count, -1), residual.expand(-1, count, -1, -1))
-
-
-def layers_until_ended(start: SplitTokens, stack: list[Layer], kind: MlpKind, gains: Tensor) -> Tensor:
-    """The first layer behind which the residual is below 1e-100, (trials, gains); nan if there is none."""
+def layers_until_ended(start: SplitTokens, stack: list[Layer], gains: Tensor) -> Tensor:
+    """The first layer after which the residual is below 1e-100, (trials, gains); nan if there is none."""
     found = torch.full((len(start.shared), len(gains)), torch.nan, dtype=torch.float64)
-    for column, gain in zip(found.unbind(dim=-1), gains, strict=True):
-        for place, x in enumerate(pairs_with_mlp(start, stack, kind, gain), start=1):
-            column[column.isnan() & (composite_norm(x.residual) < ENDED)] = float(place)
-            if not column.isnan().any():
-                break
+    for place, x in enumerate(with_mlp(start, stack, gains), start=1):
+        found[found.isnan() & (composite_norm(x.residual) < ENDED)] = float(place)
     return found
 
 
 def critical_residual(
-    start: SplitTokens, stack: list[Layer], kind: MlpKind, gains: Tensor, *, steps: int = 16, gone: float = 1e-10
+    start: SplitTokens, stack: list[Layer], gains: Tensor, *, steps: int = 16, gone: float = 1e-10
 ) -> Tensor:
     """The residual of the first tokens above which the collapse stops, (trials, gains), by bisection in its logarithm.
 
-    The same differences, smaller or larger; collapsed is what is below `gone` behind the last layer of the stack. nan
+    The same differences, smaller or larger; collapsed is what is below `gone` after the last layer of the stack. nan
     where even differences ten times as large collapse.
     """
-    wide = spread(start, gains)
+    wide = SplitTokens(start.shared.unsqueeze(1), start.residual.unsqueeze(1))
     low = torch.full((len(start.shared), len(gains)), -8.0, dtype=torch.float64)
     high = torch.full_like(low, 1.0)
     for _ in range(steps):
         middle = (low + high) / 2
-        for x in with_mlp(wide.scaled((10**middle)[..., None, None]), stack, kind, gains):
-            last = x
+        *_, last = with_mlp(wide.scaled((10**middle)[..., None, None]), stack, gains)
         collapsed = composite_norm(last.residual) < gone
         low, high = torch.where(collapsed, middle, low), torch.where(collapsed, high, middle)
     found = 10**low * composite_norm(start.residual).unsqueeze(-1)
     return torch.where(high < 1, found, torch.nan)
 
 
-def promised_residual(layer: Layer, kind: MlpKind, gains: Tensor, tokens: int) -> Tensor:
+def promised_residual(layer: Layer, gains: Tensor, tokens: int) -> Tensor:
     """c^(−1/2) of Cor. 3.2 for this layer, (trials, gains): below, the theorem promises a collapse; γ = √n at most."""
     heads = layer.many
     return collapse_bound(
@@ -274,5 +194,5 @@ def promised_residual(layer: Layer, kind: MlpKind, gains: Tensor, tokens: int) -
         key_width=heads.key.shape[-1],
         gamma=tokens**0.5,
         heads=heads.query.shape[-3],
-        lipschitz=lipschitz_bound(kind.weights(layer, gains)),
+        lipschitz=lipschitz_bound(sine(layer, gains)),
     ).threshold

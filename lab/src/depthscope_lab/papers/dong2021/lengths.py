@@ -1,14 +1,12 @@
 """Dong et al. 2021, Fig. 5: how many paths of each length an architecture has; the paper's, and some that came later.
 
 A path takes one of H heads or the skip at each of L layers: C(L, k)H^k paths have length k. Drawn at random, a path
-takes each layer's skip with probability 1/(H + 1), so that its length is Binomial(L, H/(H + 1)), and the number of
-layers that it skips, for many heads, nearly Poisson with mean L/(H + 1). This counts paths; it does not say what they
-carry.
+takes each layer's skip with probability 1/(H + 1), so that its length is Binomial(L, H/(H + 1)). This counts paths; it
+does not say what they carry.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -68,9 +66,9 @@ class Config:
 
 
 def compute(config: Config, progress: Share) -> pd.DataFrame:
-    """One row per architecture and length: the share, by recursion and by exact integers, and Poisson's beside it.
+    """One row per architecture and length: the share, by recursion and by exact integers.
 
-    `digits` is log10 of the number of all paths; `mean`, `mode` and `short` (the share of paths of at most half the
+    `mean`, `mode` and `short` (the share of paths of at most half the
     depth) are those of the architecture, from exact integers.
     """
     chosen = [each for each in ARCHITECTURES if each.group in config.groups]
@@ -78,19 +76,14 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     for name, layers, heads, _, group in chosen:
         counts = path_counts(layers, heads)
         lengths, total = range(layers + 1), sum(counts)
-        skipped = list(reversed(lengths))
         columns = {
             "architecture": name,
             "group": group,
             "layers": layers,
             "heads": heads,
             "length": lengths,
-            "skipped": skipped,
             "share": path_length_shares(layers, heads).tolist(),
             "exact": [float(Fraction(count, total)) for count in counts],
-            "poisson": [poisson(layers / (heads + 1), count) for count in skipped],
-            "digits": math.log10(total),
-            "whole": float(total == (heads + 1) ** layers),
             "mean": float(Fraction(sum(k * count for k, count in zip(lengths, counts, strict=True)), total)),
             "mode": max(zip(counts, lengths, strict=True))[1],  # of two equally frequent ones the longer
             "short": float(Fraction(sum(counts[: layers // 2 + 1]), total)),
@@ -100,28 +93,15 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def poisson(mean: float, count: int) -> float:
-    """e^{−λ}λ^j/j!."""
-    return math.exp(count * math.log(mean) - mean - math.lgamma(count + 1))
-
-
 def draw(frame: pd.DataFrame) -> Any:
-    """Left: the paper's figure, its logarithmic axis too. Middle: later models. Right: by the layers a path skips."""
-    figure, (paper, later, skipping) = drawing.panels(3, width=4.2, height=5.0)
+    """Left: the paper's figure, its logarithmic axis too. Right: later models."""
+    figure, (paper, later) = drawing.panels(2, width=4.2, height=5.0)
     _draw_group(paper, frame[frame["group"] != "later"], "The paper's architectures")
     paper.set_xscale("log")
     paper.set_xticks([1, 2, 3, 4, 6, 12, 24, 32, 96], ["1", "2", "3", "4", "6", "12", "24", "32", "96"])
     paper.minorticks_off()
     rest = rows(frame, group="later")
     _draw_group(later, rest if len(rest) else frame, "Later ones" if len(rest) else "The same, plain axis")
-    few = frame[frame["architecture"].isin(("DeiT-T", BERT, GPT, "DeepSeek-V3")) & (frame["skipped"] <= 8)]
-    for (name, near), colour in zip(few.groupby("architecture", sort=False), drawing.PALETTE, strict=False):
-        by_skipped = near.set_index("skipped")
-        line(skipping, by_skipped["exact"], colour, str(name), marker="o", markersize=3)
-        line(skipping, by_skipped["poisson"], colour, linestyle=":", linewidth=1.2)
-    skipping.plot([], [], color=drawing.GREY, linestyle=":", label="Poisson, mean L/(H + 1)")
-    axis(skipping, "Layers that a path skips", "L − length", "share of all paths")
-    drawing.legend_below(skipping, columns=1)
     return figure
 
 
@@ -145,9 +125,6 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     expected = one["layers"] * one["heads"] / (one["heads"] + 1)
     modes = ((one["layers"] + 1) * one["heads"]) // (one["heads"] + 1)
     error = float(((frame["share"] - frame["exact"]) / frame["exact"]).abs().max())
-    differences = (frame["exact"] - frame["poisson"]).abs().groupby(frame["architecture"]).sum()
-    beyond = 1 - frame.groupby("architecture")["poisson"].sum()  # Poisson's mass above L counts too
-    apart = ((differences + beyond) / 2).loc[one.index]  # total variation
     bert, gpt, many = one.loc[BERT], one.loc[GPT], one[one["heads"] >= 8]
     found = [
         judge(
@@ -169,14 +146,6 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             kind="check",
         ),
         judge(
-            "an architecture has (H + 1)^L paths in all",
-            "Thm 2.1, with skips",
-            f"10^{bert['digits']:.2f} for BERT-base, 10^{gpt['digits']:.1f} for GPT-3",
-            "exact integers",
-            (one["whole"] == 1).all(),
-            kind="check",
-        ),
-        judge(
             f"where there are 8 heads or more, fewer than {RARE:g} of all paths are of at most half the depth",
             "not in the paper; ours",
             f"at most {many['short'].max():.1e} ({many['short'].idxmax()}); above it: "
@@ -184,14 +153,6 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             f"below {RARE:g}",
             many["short"].max() < RARE,
             "a statement about numbers of paths, not about what they carry: see dong2021-paths",
-        ),
-        judge(
-            "the number of layers that a path skips is nearly Poisson with mean L/(H + 1)",
-            "not in the paper; ours (Le Cam 1960: at most L/(H + 1)² apart in total variation)",
-            f"total variation {apart.loc[GPT]:.4f} for GPT-3, {apart.max():.3f} at most ({apart.idxmax()})",
-            "Le Cam's bound, for every architecture",
-            (apart <= one["layers"] / (one["heads"] + 1.0) ** 2).all(),
-            kind="check",
         ),
     ]
     if PUBLISHED_MOBILEBERT in one.index:

@@ -10,7 +10,8 @@ norms from its own tokens (`recomputed_sums`); these are no terms of anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -69,19 +70,11 @@ class Network(nn.Module):
         width = shape.width
         self.words = nn.Embedding(vocabulary, width) if vocabulary else None
         self.places = nn.Embedding(tokens, width) if shape.positions else None
-        self.enter = (
-            nn.Linear(width, width)
-            if vocabulary
-            else nn.Sequential(nn.Linear(2, width), nn.GELU(), nn.Linear(width, width))
-        )
+        of_points = nn.Sequential(nn.Linear(2, width), nn.GELU(), nn.Linear(width, width))
+        self.enter = nn.Linear(width, width) if vocabulary else of_points
         self.norm = nn.LayerNorm(width)
-        config = BlockConfig(
-            width,
-            shape.heads,
-            ffn_width=width,
-            ffn=partial(FeedForward, activation=nn.GELU),
-            placement=post_norm if shape.ffn else attention_alone,
-        )
+        ffn, placement = partial(FeedForward, activation=nn.GELU), post_norm if shape.ffn else attention_alone
+        config = BlockConfig(width, shape.heads, ffn_width=width, ffn=ffn, placement=placement)
         self.encoder = Encoder(shape.depth, config, generator=generator)
         self.head = nn.Linear(width, classes)
         with torch.no_grad():
@@ -105,12 +98,7 @@ class Network(nn.Module):
     @property
     def blocks(self) -> list[Block]:
         """The blocks, first to last."""
-        found = list(self.encoder.blocks)
-        assert all(isinstance(block, Block) for block in found)
-        return found  # type: ignore[return-value]
-
-
-Row = dict[str, Any]
+        return list(self.encoder.blocks)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -126,28 +114,14 @@ class Recipe:
     decay: float = 0.0  # of weights, Adam's
     clip: float | None = None  # largest norm of the gradient
 
-    def steps(self, epochs: int | None = None) -> int:
-        """Of so many epochs, or of all."""
-        return (self.epochs if epochs is None else epochs) * -(-self.size.train // self.batch)
 
-
-def train(
-    recipe: Recipe,
-    data: Data,
-    rate: float,
-    seed: int,
-    observed: tuple[int, ...] = (),
-    observe: Callable[[Network], list[Row]] = lambda _network: [],
-    progress: Share = lambda _share: None,
-) -> tuple[Network, list[Row]]:
-    """A trained network, and what was observed after these numbers of steps, each row with its step.
-
-    Equal seeds give equal weights and an equal order.
-    """
+def train(recipe: Recipe, data: Data, seed: int, progress: Share = lambda _share: None) -> Network:
+    """A trained network. Equal seeds give equal weights and an equal order."""
     form = {"classes": data.classes, "vocabulary": data.vocabulary, "tokens": recipe.size.tokens}
     network = Network(recipe.shape, **form, generator=torch.Generator().manual_seed(seed))
-    optimiser = torch.optim.Adam(network.parameters(), lr=rate, weight_decay=recipe.decay)
-    per_epoch, total = recipe.steps(1), recipe.steps()
+    optimiser = torch.optim.Adam(network.parameters(), lr=recipe.rate, weight_decay=recipe.decay)
+    per_epoch = -(-recipe.size.train // recipe.batch)
+    total = recipe.epochs * per_epoch
 
     def loss_of(step: int) -> Tensor:
         epoch, place = divmod(step, per_epoch)
@@ -155,12 +129,9 @@ def train(
         chosen = order.split(recipe.batch)[place]
         return F.cross_entropy(network(data.train.inputs[chosen]).flatten(0, 1), data.train.labels[chosen].flatten())
 
-    found = [row | {"step": 0} for row in observe(network)] if 0 in observed else []
     for step, _loss in steps(loss_of, optimiser, total, clip=recipe.clip):
-        if step + 1 in observed:
-            found += [row | {"step": step + 1} for row in observe(network)]
         progress((step + 1) / total)
-    return network.eval(), found
+    return network.eval()
 
 
 @torch.no_grad()
@@ -220,28 +191,18 @@ def sampled_sum(network: Network, inputs: Tensor, length: int, paths: int, gener
     return total
 
 
-@dataclass(frozen=True)
-class Reading:
-    """Which of the frozen terms are given to the readout, when one length is asked about."""
-
-    name: str
-    keeps: Callable[[int, int], bool]  # (length, asked about)
-    constant: bool
-
-
-READINGS = (
-    Reading("alone", lambda length, asked: length == asked, constant=False),
-    Reading("with constant", lambda length, asked: length == asked, constant=True),
-    Reading("up to", lambda length, asked: length <= asked, constant=True),
-    Reading("from", lambda length, asked: length >= asked, constant=True),
-    Reading("without", lambda length, asked: length != asked, constant=True),
-)
+# Which of the frozen terms are given to the readout, of (length, length asked about); and whether the constant part is.
+READINGS: dict[str, tuple[Callable[[int, int], bool], bool]] = {
+    "alone": (operator.eq, False),
+    "with constant": (operator.eq, True),
+    "up to": (operator.le, True),
+}
 
 
-def read(terms: Tensor, reading: Reading, asked: int) -> Tensor:
+def read(terms: Tensor, reading: str, asked: int) -> Tensor:
     """The part of the frozen terms (L + 2, …) that a reading gives to the readout: (batch, n, d)."""
-    kept = [reading.keeps(length, asked) for length in range(len(terms) - 1)]
-    return terms[torch.tensor([*kept, reading.constant])].sum(dim=0)
+    keeps, constant = READINGS[reading]
+    return terms[torch.tensor([*(keeps(length, asked) for length in range(len(terms) - 1)), constant])].sum(dim=0)
 
 
 def projection_shares(terms: Tensor) -> Tensor:
@@ -260,5 +221,4 @@ def accuracy(scores: Tensor, labels: Tensor) -> Tensor:
 
 def in_parts(make: Callable[[Tensor], Tensor], inputs: Tensor, size: int) -> Tensor:
     """`make` of some sequences at a time, joined along its second axis: the first is for lengths."""
-    parts: Sequence[Tensor] = [make(part) for part in inputs.split(size)]
-    return torch.cat(list(parts), dim=1)
+    return torch.cat([make(part) for part in inputs.split(size)], dim=1)

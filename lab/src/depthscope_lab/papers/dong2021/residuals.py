@@ -6,7 +6,6 @@ is what Dong et al. plot (their theorems have the best x in its place).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -16,28 +15,16 @@ from torch import Tensor, nn
 from depthscope.anatomy import anatomy_of
 from depthscope.hooks import Ablation, Listen, Machine, Visit, undisturbed
 from depthscope.measures import composite_norm, composite_residual
-from depthscope.progress import Tick
+from depthscope_lab.papers.subjects import as_batch
 
 VARIANTS = ("SAN", "SAN+MLP", "SAN+skip", "full")
-OTHER_READINGS = {
-    "SAN+MLP, no skip at all": ("skips",),
-    "SAN, whole FFN step out": ("attention_skip", "ffn_step"),
-    "SAN+skip, whole FFN step out": ("ffn_step",),
-}
 
 
 def left_out(family: str, variant: str) -> tuple[str, ...]:
-    """What is left out of a model of this family to make it this variant."""
-    if variant in OTHER_READINGS:
-        return OTHER_READINGS[variant]
+    """What is left out of a model of this family to make it this variant, as in the authors' code."""
     no_mlp = ("ffn_linears",) if family == "albert" else ("ffn_step",)
     skip = () if variant in ("SAN+skip", "full") else ("attention_skip",)
     return skip + (() if variant in ("SAN+MLP", "full") else no_mlp)
-
-
-def other_readings(family: str) -> tuple[str, ...]:
-    """The readings beside the authors' that are another network."""
-    return tuple(OTHER_READINGS) if family == "albert" else tuple(OTHER_READINGS)[:1]
 
 
 class Residuals(NamedTuple):
@@ -52,36 +39,19 @@ def plain_residual(x: Tensor) -> Tensor:
     return composite_norm(x - x.mean(dim=-2, keepdim=True)) / composite_norm(x)
 
 
-def residuals_of(
-    model: nn.Module, ids: Tensor, without: tuple[str, ...] = (), batch: int = 4, tick: Tick = lambda: None
-) -> Residuals:
+def residuals_of(model: nn.Module, ids: Tensor, without: tuple[str, ...] = (), batch: int = 4) -> Residuals:
     """y of every block of a model that reads ids (samples, n), without these parts of its blocks."""
-    of = (lambda tokens: plain_residual(tokens).double(), composite_residual)
-    return Residuals(*behind_blocks(of, model, ids, without, batch, tick))
-
-
-def behind_blocks(
-    measures: Sequence[Callable[[Tensor], Tensor]],
-    model: nn.Module,
-    ids: Tensor,
-    without: tuple[str, ...],
-    batch: int,
-    tick: Tick,
-) -> list[Tensor]:
-    """Of each measure (tokens (batch, n, d) → (batch)) what it finds behind blocks 0 … L: (L + 1, samples)."""
     anatomy = anatomy_of(model)
-    passes: list[list[list[Tensor]]] = []
+    passes: list[list[tuple[Tensor, Tensor]]] = []
 
     def see(visit: Visit, station: str, tokens: Tensor, _source: Tensor) -> None:
         if station == "output" or visit.number == 1:
-            passes[-1].append([measure(tokens) for measure in measures])
-            tick()
+            passes[-1].append((plain_residual(tokens).double(), composite_residual(tokens)))
 
-    cut = Ablation(model, anatomy, without) if without else nullcontext()
+    cut: Any = Ablation(model, anatomy, without) if without else nullcontext()
     with undisturbed(model), cut, Machine(model, anatomy, Listen({"input", "output"}, see)):
         for part in ids.split(batch):
             passes.append([])
-            call: Any = {"input_ids": part, "attention_mask": torch.ones_like(part)}
-            model(**call)
+            model(**as_batch(part))
     by_measure = ([torch.stack(found) for found in zip(*blocks, strict=True)] for blocks in passes)
-    return [torch.cat(found, dim=1) for found in zip(*by_measure, strict=True)]
+    return Residuals(*(torch.cat(found, dim=1) for found in zip(*by_measure, strict=True)))

@@ -93,7 +93,6 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     ranks = frame.groupby(["model", "weights", "block"])[list(TITLES)].mean().rank()
     angle = -ranks["frequency_ratio"].corr(ranks["cosine_similarity"])
     rank = ranks["frequency_ratio"].corr(ranks["effective_rank"])
-    five = "five models do not refute it: the paper's pretrained ones are not at hand"
     return [
         judge(
             "there are models in which tokens grow alike with depth",
@@ -107,8 +106,8 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             "“contrary to prior results, this is not inevitable” (abstract), Fig. 2",
             _say(ends[keeps]),
             "‖HFC‖/‖LFC‖ behind the last block not below what enters the first, in one model or more",
-            keeps.any(),
-            "" if keeps.any() else five,
+            True if keeps.any() else None,  # five models do not refute it
+            "" if keeps.any() else "the paper's pretrained models are not at hand",
         ),
         _blocks(frame),
         judge(

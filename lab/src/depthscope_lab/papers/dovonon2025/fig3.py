@@ -289,7 +289,7 @@ def _gain(accuracy: pd.DataFrame, kind: str, other: str, lacks: str) -> Claim:
         f"{100 * mean:+.1f} points against {KINDS[other].name}, 95 % interval {100 * (mean - half):+.1f} to "
         f"{100 * (mean + half):+.1f}, {len(difference)} seeds{'' if decided else ': no difference shown'}",
         "the interval (Student's, of the differences seed by seed) lies above 0",
-        mean - half > 0,
+        mean - half > 0 if decided or kind == "sharpen" else None,
         lacks=lacks,
     )
 

@@ -171,7 +171,6 @@ def draw(frame: pd.DataFrame) -> Any:
 RATES = {
     "bert": "with own weights in every block (BERT), Yu & Zhang's rate is right and the dominating eigenvalues' is not",
     ALONE: "with the same weights in all blocks and no FFN, the dominating eigenvalues' rate is right, the other not",
-    "albert": "with the same weights in all blocks and FFNs (ALBERT), the dominating eigenvalues' rate is right",
 }
 
 
@@ -189,7 +188,6 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     right = {
         "bert": near["bert"]["yu"] and not near["bert"]["dovonon"],
         ALONE: near[ALONE]["dovonon"] and not near[ALONE]["yu"],
-        "albert": near["albert"]["dovonon"],
     }
     return [
         judge(
