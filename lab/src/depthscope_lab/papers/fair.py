@@ -72,7 +72,7 @@ def tried_rates(frame: pd.DataFrame) -> dict[tuple[str, int], dict[float, float]
     """By variant and depth: rate → validation loss."""
     own = frame[frame["quantity"] == TRIED]
     return {
-        (str(variant), int(depth)): dict(zip(rates["lr"].astype(float), rates["value"].astype(float), strict=True))
+        (str(variant), int(str(depth))): dict(zip(rates["lr"].astype(float), rates["value"].astype(float), strict=True))
         for (variant, depth), rates in own.groupby(["variant", "depth"], sort=False)
     }
 

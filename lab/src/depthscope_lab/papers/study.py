@@ -103,7 +103,7 @@ def earlier(study: Study, config: Any, out: Path) -> Earlier:
         damaged = []
         for name in FILES[:-1]:
             try:
-                whole = record.require(folder / name, listed=True)
+                whole = bool(record.require(folder / name, listed=True))
             except (OSError, ValueError):
                 whole = False
             damaged += [] if whole else [name]

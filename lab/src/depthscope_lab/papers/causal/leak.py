@@ -197,7 +197,7 @@ def evaluate(shape: Training, model: CausalLM, seed: int) -> Iterator[dict[str, 
         yield {"quantity": quantity, "value": losses.mean().item(), "error": error}
     for position, losses in enumerate(whole.unbind(dim=1), start=1):
         error = losses.std().item() / len(losses) ** 0.5
-        about = {"quantity": "one pass, position", "position": position}
+        about: dict[str, float | str] = {"quantity": "one pass, position", "position": position}
         yield about | {"value": losses.mean().item(), "error": error}
 
 

@@ -76,8 +76,8 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
         frames.append(follow(case, start, layers(**size), config.depth))
         work()
     for case, dtype in ROUNDED.items():
-        found = rounded(start.tokens.to(dtype), layers(**size), 8)
-        frame = table({"relative": found}, layer=range(len(found)), trial=range(config.trials))
+        relative = rounded(start.tokens.to(dtype), layers(**size), 8)
+        frame = table({"relative": relative}, layer=range(len(relative)), trial=range(config.trials))
         frames.append(frame.assign(part="depth", case=case))
         work()
     frames = [frame.assign(digits=-np.log10(frame["relative"].where(frame["relative"] > 0))) for frame in frames]

@@ -60,8 +60,8 @@ def layers(trials: int, width: int, heads: int, seed: tuple[int, ...]) -> Iterat
         return Heads(query, key, value @ output.unflatten(-2, (heads, -1)))
 
     while True:
-        whole = [matrix(width, width) for _ in range(4)]
-        yield Layer(cut(*whole, 1), cut(*whole, heads), matrix(width, 4 * width), matrix(4 * width, width))
+        q, k, v, o = (matrix(width, width) for _ in range(4))
+        yield Layer(cut(q, k, v, o, 1), cut(q, k, v, o, heads), matrix(width, 4 * width), matrix(4 * width, width))
 
 
 def first_tokens(trials: int, n: int, width: int, seed: tuple[int, ...]) -> SplitTokens:

@@ -84,8 +84,8 @@ def draw(frame: pd.DataFrame) -> Any:
         axis(ax, title, "block", "similarity", ylim=(0, 1.02), xlim=(0, frame["block"].max()))
     gradient = curve(frame, measure="weight_gradient")
     line(axes[2], gradient, GREEN, "BERT, weights of the block")
-    limits = {"ylim": (0, 1.15 * gradient.max()), "xlim": (0, gradient.index[-1])}
-    axis(axes[2], "Gradient norm", "block", "‖∂loss/∂weights‖", **limits)
+    top, last = 1.15 * gradient.max(), gradient.index[-1]
+    axis(axes[2], "Gradient norm", "block", "‖∂loss/∂weights‖", ylim=(0, top), xlim=(0, last))
     legend_below(axes, columns=2)
     return figure
 
@@ -100,7 +100,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     ratio = gradient.max() / gradient.min()
     per_block = np.exp(np.polyfit(gradient.index, np.log(gradient), 1)[0])
     return [
-        *(_escalates(name, *text[family], config.depth) for family, name in FAMILIES.items()),
+        *(_escalates(name, text[family][0], text[family][1], config.depth) for family, name in FAMILIES.items()),
         judge(
             "t_sim and t_cos follow the same curve",
             "“the escalation patterns for the two measures appear almost identical” (§1.1)",

@@ -148,7 +148,11 @@ def fresh_map(setting: str, *, tokens: int, width: int, heads: int, seed: tuple[
     for part in range(MAP_DRAWS // MAP_CHUNK):
         weights = sampler.draw()
         x = standard_normal_tokens(MAP_CHUNK, 1, tokens, width, (*seed, 5, part))
-        found.append(measure_map(lambda x, weights=weights: post_norm_block(weights, x, heads=heads).output, x))
+
+        def block(x: Tensor, weights: Weights = weights) -> Tensor:
+            return post_norm_block(weights, x, heads=heads).output
+
+        found.append(measure_map(block, x))
     return OddsMap(rho=geometric_mean([m.rho for m in found]), feed=geometric_mean([m.feed for m in found]))
 
 
