@@ -34,6 +34,8 @@ def norms_and_safety(values: Tensor) -> tuple[Tensor, bool]:
 
     Another device than the CPU is not asked: there every row goes both ways.
     """
+    if values.dtype not in SAFE_NORMS:  # half precision
+        values = values.float()
     norms = torch.linalg.vector_norm(values, dim=-1).double()
     low, high = SAFE_NORMS[values.dtype]
     here = values.device.type == "cpu"

@@ -244,10 +244,14 @@ class TokenMatrix:
         """Real tokens with more than `OUTLIER_FACTOR` times the median norm, (…, n)."""
         return are_outliers(self.norm_ratios)
 
-    @cached_property
+    @property
     def ordinary(self) -> TokenMatrix:
         """The tokens that are no outliers; the very same matrix where there are none."""
-        return TokenMatrix(self.values, self.real & ~self.outliers) if self.has_outliers else self
+        return self._without_outliers if self.has_outliers else self  # one that kept itself would never be freed
+
+    @cached_property
+    def _without_outliers(self) -> TokenMatrix:
+        return TokenMatrix(self.values, self.real & ~self.outliers)
 
     @cached_property
     def directions(self) -> TokenMatrix:

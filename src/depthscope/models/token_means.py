@@ -82,10 +82,13 @@ class CausalMean:
         if before is not None:
             fade = _fade(x.shape[-2], self.beta, x.device, x.dtype)
             total, weight = total + fade * before.total, weight + fade * before.weight
-        # Infinite for a token that is left alone, or has none.
-        alone = (weight == 0) | ((weight == 1) & inside)
-        divisor = weight.masked_fill(alone, torch.inf) if self.shrink is None else weight + self.shrink
-        return total / divisor, Running(total[..., -1:, :], weight[..., -1:, :])
+        return total / self.divisor(weight, inside), Running(total[..., -1:, :], weight[..., -1:, :])
+
+    def divisor(self, weight: Tensor, inside: Tensor) -> Tensor:
+        """What totals become means by, of weights (…, n, 1); infinite for a token that is left alone, or has none."""
+        if self.shrink is not None:
+            return weight + self.shrink
+        return weight.masked_fill((weight == 0) | ((weight == 1) & inside), torch.inf)
 
 
 @dataclass(frozen=True)

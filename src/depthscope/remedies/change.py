@@ -27,11 +27,8 @@ from depthscope.safety import ByThread
 class Uniform(Prefix):
     """What causal attention with equal weights makes of tokens: unlike in `Prefix`, the first is its own mean."""
 
-    def divisor(self, weight: Tensor) -> Tensor:
-        return weight
-
-    def _divided(self, total: Tensor, weight: Tensor, inside: Tensor | bool) -> Tensor:
-        return total / weight.clamp(min=1)
+    def divisor(self, weight: Tensor, inside: Tensor) -> Tensor:
+        return weight.clamp(min=1)
 
 
 class RelativeToMean(Remedy):
