@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -115,7 +116,7 @@ def main() -> None:
 def _typed_value(error: Any, arguments: list[str]) -> str:
     """What was typed for the option that is refused, which typer does not always repeat: ", got '1e9'"."""
     names = getattr(getattr(error, "param", None), "opts", ())
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, following in pairwise([*arguments, ""]):
         name, equals, value = argument.partition("=")
         typed = value if equals else following
         if name in names and (equals or typed):
