@@ -3,8 +3,8 @@ seconds of processor time of one thread (the machine may be shared).
 
     python lab/benchmarks/deep.py
 
-Up to 1000 blocks of width 32 of the recipe vit-digits, batch 16, with AdamW as it is by default, fused, and as
-QuickAdamW (as in `depthscope train` on a CPU). Target: the same time per block at each depth.
+Up to 1000 blocks of width 32 of the recipe vit-digits, batch 16, with AdamW as it is by default, and fused
+(as in `depthscope train`). Target: the same time per block at each depth.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from torch.optim import AdamW
 from depthscope_lab.training import Share, vit_digits
 from depthscope_lab.training.data import load_digits
 from depthscope_lab.training.images import ImageClassification
-from depthscope_lab.training.optimiser import QuickAdamW
 
 ROUNDS = {50: 20, 200: 10, 1000: 5}  # by depth
-FORMS = {"default": AdamW, "fused": partial(AdamW, fused=True), "quick": QuickAdamW}
+FORMS = {"default": AdamW, "fused": partial(AdamW, fused=True)}
 PARTS_OF_A_STEP = ("forward", "backward", "optimiser")
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 from depthscope_lab.training.comparison import Cell, Result
-from depthscope_lab.training.metrics import append_metrics
+from depthscope_lab.training.logs import append_metrics
 
 
 def pretend(asked: list[Cell], best: Mapping[str, float]):

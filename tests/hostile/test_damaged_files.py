@@ -25,7 +25,7 @@ from depthscope.watching import load_records
 from depthscope_lab.papers.study import FILES, Earlier, Study, earlier, judge, run
 from depthscope_lab.training import vit_digits
 from depthscope_lab.training.checkpoint import read_newest
-from depthscope_lab.training.comparison import Cell, Launch, Result, _read_result, keep_result
+from depthscope_lab.training.comparison import Cell, Launch, Result, keep_result, read_result
 from depthscope_lab.training.data.wikitext import _read
 from tiny_training import Recorder, assert_bitwise_equal, run_in, saved, tiny_config
 
@@ -217,9 +217,9 @@ def test_the_end_of_a_compared_run_is_what_was_written_or_found_out_again(
     (folder := launch.run_folder(cell)).mkdir(parents=True)
     (folder / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
     keep_result(Result(cell, failed), launch)
-    assert _read_result(cell, launch) == Result(cell, failed)
+    assert read_result(cell, launch) == Result(cell, failed)
     for given in spoil(folder / "outcome.json", kind):
-        assert _read_result(cell, launch) in (None, Result(cell, failed)), given
+        assert read_result(cell, launch) in (None, Result(cell, failed)), given
 
 
 @pytest.mark.parametrize("name", ["config.json", "claims.json"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from depthscope_lab.training import lm_manual, make_task
-from depthscope_lab.training.data.characters import load_characters
+from depthscope_lab.training.characters import load_characters
 from depthscope_lab.training.estimate import estimate
 from depthscope_lab.training.task import Share
 

@@ -18,12 +18,15 @@ from depthscope_lab.training.checkpoint import (
     CheckpointNotWritten,
     NotFinite,
     checkpoints_in,
+    model_tensors,
+    optimizer_tensors,
     read_checkpoint,
     read_newest,
     require_finite,
+    restore_model,
+    restore_optimizer,
     write_checkpoint,
 )
-from depthscope_lab.training.state import model_tensors, optimizer_tensors, restore_model, restore_optimizer
 from tiny_training import assert_bitwise_equal, run_in, tiny_config
 
 
@@ -54,7 +57,7 @@ def test_the_last_few_are_kept_and_none_of_a_future_that_was_left(tmp_path: Path
 def test_what_a_killed_run_did_not_come_to_remove_goes_at_the_next_start(tmp_path: Path, monkeypatch):
     config = tiny_config(steps=6)
     with monkeypatch.context() as patched:  # as if each process had been killed behind its last checkpoint
-        patched.setattr(checkpoint, "_remove_others", lambda *_: None)
+        patched.setattr(checkpoint, "remove_others", lambda *_: None)
         run_in(tmp_path, config, checkpoint_every=1)
     places = checkpoints_in(tmp_path / "checkpoints")
     assert len(places) == 6

@@ -14,11 +14,11 @@ import pytest
 from depthscope.exit_codes import code_of
 from depthscope.locks import OWNER, owned
 from depthscope.report import read_metrics
-from depthscope_lab.training import Outcome, vit_digits
+from depthscope_lab.training import Outcome, comparison, vit_digits
 from depthscope_lab.training.checkpoint import checkpoints_in
 from depthscope_lab.training.comparison import Cell, Launch, Result, cells_of, last_step, run_cells
 from depthscope_lab.training.comparison_results import curves, final_values, summarise
-from depthscope_lab.training.metrics import append_metrics
+from depthscope_lab.training.logs import append_metrics
 from processes import ENVIRONMENT
 
 SMALL = {"depth": 1, "width": 8, "heads": 1, "ffn_width": 8, "steps": 3}
@@ -35,11 +35,11 @@ def no_process(*_a, **_k):
 
 def test_all_combinations_with_each_variants_own_learning_rate():
     configs = [vit_digits(variant) for variant in ("post", "pre")]
-    cells = cells_of(configs, depths=(12, 24), seeds=(0, 1), warmups=(0, 100), lr_factors=(1, 3))
-    assert len({cell.name for cell in cells}) == 2 * 2 * 2 * 2 * 2
+    cells = cells_of(configs, depths=(12, 24), seeds=(0, 1), lr_factors=(1, 3))
+    assert len({cell.name for cell in cells}) == 2 * 2 * 2 * 2
     assert {cell.config.lr for cell in cells if cell.config.variant == "post"} == {5e-5, 1.5e-4}
     assert {cell.config.lr for cell in cells if cell.config.variant == "pre"} == {1e-3, 3e-3}
-    assert "pre-depth24-lr0.003-warmup100-seed1" in {cell.name for cell in cells}
+    assert "pre-depth24-lr0.003-warmup0-seed1" in {cell.name for cell in cells}
     (cell,) = cells_of([vit_digits("post").changed(warmup_steps=7)])
     assert (cell.config.depth, cell.config.warmup_steps) == (48, 7)
 
@@ -68,7 +68,7 @@ def test_a_run_is_done_once_and_its_end_is_read(tmp_path: Path, monkeypatch):
     assert [(row["runs"], row["failed"], row["best_lr"]) for row in summary] == [(1, 0, True), (1, 1, False)]
     json.dumps(summary, allow_nan=False)
 
-    monkeypatch.setattr(subprocess, "Popen", no_process)
+    monkeypatch.setattr(comparison._SPAWN, "Process", no_process)
     assert run_cells(cells, launch) == results
     with pytest.raises(AssertionError, match="a process was started"):  # other data is another run
         run_cells(cells, Launch(tmp_path, "elsewhere", options=OPTIONS))
@@ -138,7 +138,8 @@ from depthscope_lab.training import vit_digits
 from depthscope_lab.training.comparison import Cell, Launch, run_cells
 small = {"depth": 1, "width": 8, "heads": 1, "ffn_width": 8, "steps": 100_000}
 options = {"log_every": 1, "tracker": "none", "cpu": True, "checkpoint_every": 1_000_000}
-run_cells([Cell(vit_digits("post").changed(**small))], Launch(Path(sys.argv[1]), options=options))
+if __name__ == "__main__":
+    run_cells([Cell(vit_digits("post").changed(**small))], Launch(Path(sys.argv[1]), options=options))
 """
 
 
@@ -166,16 +167,16 @@ def ended_at_once(_task, config, run, *, display):
     return Outcome(1, 1, {}, None)
 
 
-def test_a_finished_run_whose_numbers_are_damaged_is_run_again(tmp_path: Path, monkeypatch):
+def test_of_a_finished_run_damaged_numbers_are_refused_and_a_damaged_note_is_written_anew(tmp_path: Path, monkeypatch):
     launch = Launch(tmp_path, in_process=True)
     monkeypatch.setattr("depthscope_lab.training.loop.train", ended_at_once)
     results = run_cells([small()], launch)
     metrics = launch.run_folder(small()) / "metrics.jsonl"
     whole = metrics.read_text()
     metrics.write_text(whole.replace("2.0", "3.0"))
-    with pytest.warns(UserWarning, match=r"metrics.jsonl is not what the run wrote: it is run again from the start"):
-        assert run_cells([small()], launch) == results
-    assert metrics.read_text() == whole
+    with pytest.raises(ValueError, match=r"metrics.jsonl is not what the run wrote: remove .*, and it is run again"):
+        run_cells([small()], launch)
+    metrics.write_text(whole)
     monkeypatch.setattr("depthscope_lab.training.loop.train", no_process)
     assert run_cells([small()], launch) == results
     (metrics.parent / "outcome.json").write_text("[]")

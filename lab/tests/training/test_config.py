@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from depthscope.remedies.record import from_dict
-from depthscope_lab.training.building import recorded, remedies_of
 from depthscope_lab.training.config import ImageConfig, as_now, differences, field_help
 from depthscope_lab.training.recipes import RECIPES, txl_manual, vit_cifar10, vit_digits
+from depthscope_lab.training.task import recorded, remedies_of
 from depthscope_lab.training.variants import VARIANTS, YU_ZHANG
 from tiny_training import tiny_config
 

@@ -9,7 +9,7 @@ from collapsing import CollapsingTask
 from depthscope.report import read_metrics
 from depthscope_lab.training import Outcome
 from depthscope_lab.training.checkpoint import checkpoints_in, newest_until
-from depthscope_lab.training.comparison import Cell, Launch, Result, _read_result, keep_result
+from depthscope_lab.training.comparison import Cell, Launch, Result, keep_result, read_result
 from depthscope_lab.training.comparison_results import curves, summarise
 from tiny_training import Recorder, assert_bitwise_equal, run_in, saved, tiny_config
 
@@ -161,9 +161,9 @@ def test_a_comparison_marks_a_stopped_run_and_loses_nothing(tmp_path: Path):
     results = [Result(cells[0], None, "stopped at step 13 of 20: since step 8"), Result(cells[1], None)]
     for result in results:
         keep_result(result, launch)
-    assert [_read_result(cell, launch) for cell in cells] == results
+    assert [read_result(cell, launch) for cell in cells] == results
     other = Launch(tmp_path, options={"stop_if": (RULE,)})
-    assert [_read_result(cell, other) for cell in cells] == [None, results[1]]  # under other rules it goes on
+    assert [read_result(cell, other) for cell in cells] == [None, results[1]]  # under other rules it goes on
     frame = curves(results, launch)
     assert frame["quantity"].tolist() == ["stopped", "loss", "loss"]
     (row,) = summarise(frame)

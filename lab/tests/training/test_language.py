@@ -18,7 +18,7 @@ from depthscope.report import read_metrics
 from depthscope_lab.models import CarriedMean, TransformerXL
 from depthscope_lab.training.estimate import estimate
 from depthscope_lab.training.language import reading_of
-from depthscope_lab.training.loading import make_empty_task, make_task
+from depthscope_lab.training.loading import make_task
 from depthscope_lab.training.perplexity import evaluate, evaluate_without_future
 from depthscope_lab.training.recipes import txl_manual, txl_wikitext103
 from depthscope_lab.training.task import Share
@@ -55,7 +55,7 @@ def test_txl_wikitext103_is_the_papers(variant: str):
     assert (config.dropout, config.clip_norm, config.warmup_steps, config.weight_decay) == (0, None, 0, 0)
     assert (config.lr, config.schedule, config.init_std) == (2.5e-4, "cosine", 0.02)
     assert (config.eval_segment, config.eval_memory, config.eval_clamp, config.eval_rows) == (64, 640, 400, 10)
-    task = make_empty_task(config)
+    task = make_task(config, empty=True)
     with torch.device("meta"):
         parameters = count_parameters(task.build())
     assert parameters == 200_987_338 + (820 if variant == "pre-final-norm" else 0)
@@ -298,5 +298,3 @@ def test_a_remedy_that_leaks_unasked_or_would_begin_anew_with_every_segment_is_r
 def test_the_manual_takes_no_folder():
     with pytest.raises(ValueError, match="txl-wikitext103 --data somewhere"):
         make_task(txl_manual("post"), "somewhere")
-    with pytest.raises(ValueError, match="leave it out"):
-        make_task(txl_manual("post"), allow_incomplete=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from depthscope_lab.training.schedule import learning_rate
+from depthscope_lab.training.engine import learning_rate
 from tiny_training import tiny_config
 
 

@@ -6,17 +6,22 @@ import torch
 from depthscope.models import INITIALISERS, WIRINGS, Wiring
 from depthscope.models.wiring import run_pre_norm
 from depthscope.remedies import REMEDIES, DeEscalate, Ema, LearnableTau, ResidualWeight, applied
+from depthscope.remedies.record import from_dict
 from depthscope.report.formats import folder_name
 from depthscope_lab.models import PUBLISHED
-from depthscope_lab.training.building import remedy_of
 from depthscope_lab.training.estimate import estimate
 from depthscope_lab.training.images import build_vit
-from depthscope_lab.training.loading import make_empty_task
+from depthscope_lab.training.loading import make_task
 from depthscope_lab.training.notation import Named, parse, split
 from depthscope_lab.training.recipes import vit_digits
 from depthscope_lab.training.variants import VARIANTS, Variant, label_of, learning_rate_for, variant_of
 from tiny_language import small, task_of
 from tiny_training import tiny_config
+
+
+def remedy_of(named: Named):
+    return from_dict(named.record("remedy"))
+
 
 RATES = {"post": 1.0, "pre": 2.0, "deescalated": 3.0}
 
@@ -218,7 +223,7 @@ def test_yes_and_no_are_truths():
 def test_a_remedy_in_some_blocks_is_built_and_estimated():
     config = vit_digits("post+residual-weight(alpha=0.5, blocks=[2, 4])").changed(depth=4, width=16)
     assert estimate(config).parameters == estimate(vit_digits("post").changed(depth=4, width=16)).parameters
-    model = make_empty_task(config).build()
+    model = make_task(config, empty=True).build()
     assert [entry.block for entry in applied(model)][::2] == ["encoder.blocks.1", "encoder.blocks.3"]
 
 

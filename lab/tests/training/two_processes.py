@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 import depthscope
 from collapsing import CollapsingTask
 from depthscope.models import Block, BlockConfig, Encoder
-from depthscope_lab.training.schedule import learning_rate
+from depthscope_lab.training.engine import learning_rate
 from depthscope_lab.training.task import Share
 from tiny_training import run_in, tiny_config, tiny_task
 

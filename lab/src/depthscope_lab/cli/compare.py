@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +26,7 @@ from depthscope_lab.training.recipes import RECIPES
 from depthscope_lab.training.variants import YU_ZHANG, label_of
 
 if TYPE_CHECKING:
-    from depthscope_lab.training.plan import Plan
+    from depthscope_lab.training.protocol import Choice, Protocol
 
 FACTORS = {"depth": "--depths", "seed": "--seeds"}  # given as lists here
 ALL = "all"
@@ -52,9 +51,6 @@ def compare(
         bool,
         typer.Option("--tune", help="Choose each one's learning rate on validation data, then measure on fresh seeds."),
     ] = False,
-    budget: Annotated[
-        str | None, typer.Option(metavar="2h", help="How long it may take in all (1h30m, 45m); --tune goes with it.")
-    ] = None,
     seeds: Annotated[int, counted("How many seeds: 0, 1, …; with --tune 1, 2, … and at least 3.")] = 3,
     lr_grid: Annotated[
         str | None, typer.Option(metavar="0.3,1,3", help="Factors of each one's learning rate; the best are marked.")
@@ -77,15 +73,13 @@ def compare(
     """Train variants side by side: each run a process and a folder; started again, it skips what is done.
 
     Every variant has its own learning rate, as in the recipe, unless --lr gives all the same, or --tune looks for it:
-    then a plan with its time is printed first, and a verdict last.
+    then a plan is printed first, and a verdict last. It ranks variants of 8 seeds or more, at depths above the least.
     """
     of_config, of_run = options.separated(recipe, settings, cpu)
     for name in of_config.keys() & FACTORS.keys():
         raise ValueError(f"{name} is compared here: give {FACTORS[name]} instead of --set {name}")
     changes = of_config | options.given(width=width, batch_size=batch_size, lr=lr, epochs=epochs, steps=steps)
-    seconds = None if budget is None else read_budget(budget)
-    tuned = tune or seconds is not None
-    if tuned and "evaluate_on" in of_config:
+    if tune and "evaluate_on" in of_config:
         raise ValueError("--tune chooses on validation data and measures on test data: leave evaluate_on out")
     asked_depths = None if depths is None else tuple(_numbers("--depths", depths, int))
     factors = None if lr_grid is None else tuple(_numbers("--lr-grid", lr_grid, float))
@@ -94,14 +88,13 @@ def compare(
     cells = cells_of(
         [options.configured(recipe, variant, changes) for variant in chosen],
         depths=asked_depths,
-        seeds=(0,) if tuned else range(seeds),
-        lr_factors=(1.0,) if tuned or factors is None else factors,
+        seeds=(0,) if tune else range(seeds),
+        lr_factors=(1.0,) if tune or factors is None else factors,
     )
-    if tuned:
-        asked = epochs is not None or steps is not None
-        _tuned(recipe, cells, launch, factors, seeds, seconds, asked=asked, dry_run=dry_run, as_json=as_json)
+    if tune:
+        _tuned(recipe, cells, launch, factors, seeds, dry_run=dry_run, as_json=as_json)
     elif dry_run:
-        from depthscope_lab.training.building import remedies_of
+        from depthscope_lab.training.task import remedies_of
 
         for config in {cell.config.variant: cell.config for cell in cells}.values():
             remedies_of(config)  # refuses what does not exist, though nothing is built
@@ -118,19 +111,6 @@ def compare(
             return _summary(recipe, results, launch)
 
         _finish(run, launch, as_json)
-
-
-def read_budget(text: str) -> float:
-    """`2h`, `1h30m`, `45m`, `90s` as seconds."""
-    import pandas as pd
-
-    try:
-        seconds = pd.Timedelta(text).total_seconds() if re.fullmatch(r"(\d+(\.\d+)?(h|m|min|s) ?)+", text) else 0
-    except (ValueError, OverflowError):
-        seconds = 0
-    if not seconds > 0:
-        raise ValueError(f"expected --budget as 2h, 1h30m or 45m, got {text!r}")
-    return seconds
 
 
 def _numbers(option: str, text: str, kind: type[float] | type[int]) -> list[Any]:
@@ -174,46 +154,36 @@ def _tuned(
     launch: Launch,
     factors: tuple[float, ...] | None,
     seeds: int,
-    budget: float | None,
     *,
-    asked: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
     """The fair form: the plan first, then rates, then fresh seeds, then the verdict."""
     from depthscope_lab.training import protocol as fair
-    from depthscope_lab.training.plan import keep_plan, kept_plan, make_plan, request_of
+    from depthscope_lab.training.loading import make_task
+    from depthscope_lab.training.task import total_steps
 
-    factors = factors or fair.FACTORS
     configs = fair.prepared([cell.config for cell in cells])
-    wanted = fair.Protocol(1, factors, seeds=fair.fresh_seeds(seeds))  # refuses too few seeds or rates at once
+    factors, fresh = factors or fair.FACTORS, fair.fresh_seeds(seeds)
+    wanted = fair.Protocol(1, factors, seeds=fresh)  # refuses too few seeds or rates at once
     _check([fair.tuning(configs[0], wanted, configs[0].lr), *map(Cell, configs)], launch, writes=not dry_run)
-    request = request_of(configs, launch, factors, seeds, budget)
-
-    def planned() -> tuple[Plan, bool]:
-        kept = kept_plan(launch.folder, configs, request)
-        made = kept or make_plan(configs, launch, factors=factors, seeds=seeds, budget=budget, asked=asked)
-        return made, kept is not None
-
+    first = configs[0]
+    protocol = fair.Protocol(total_steps(make_task(first, launch.data), first), factors, seeds=fresh)
     if dry_run:
-        plan, _ = planned()
-        first = [fair.tuning(c, plan.protocol, fair.rounded(c.lr * f)) for c in configs for f in plan.protocol.factors]
+        runs = [fair.tuning(config, protocol, fair.rounded(config.lr * f)) for config in configs for f in factors]
         if as_json:
-            found = {"dry_run": True, "recipe": recipe, "plan": runs_as_json(first, launch), **plan.as_json()}
-            print_document("compare", found)
+            found = {"dry_run": True, "recipe": recipe, "plan": runs_as_json(runs, launch)}
+            print_document("compare", {**found, "protocol": protocol.as_json()})
         else:
-            show_plan(plan, launch, budget=budget, on_stderr=False)
+            show_plan(configs, protocol, launch, on_stderr=False)
             print("nothing was trained")
         return
 
     def run() -> dict[str, Any]:
-        plan, is_kept = planned()
-        if not is_kept:
-            keep_plan(launch.folder, plan, request)
-        show_plan(plan, launch, budget=budget, on_stderr=as_json)
+        show_plan(configs, protocol, launch, on_stderr=as_json)
         with show_bar(launch) as show:
-            choices, results = fair.run_protocol(configs, plan.protocol, launch, show)
-        return _summary(recipe, results, launch, plan=plan, choices=choices)
+            choices, results = fair.run_protocol(configs, protocol, launch, show)
+        return _summary(recipe, results, launch, (protocol, choices))
 
     _finish(run, launch, as_json)
 
@@ -250,7 +220,7 @@ def _finish(run: Callable[[], dict[str, Any]], launch: Launch, as_json: bool) ->
 
 
 def _summary(
-    recipe: str, results: list[Result], launch: Launch, *, plan: Plan | None = None, choices: Any = ()
+    recipe: str, results: list[Result], launch: Launch, tuned: tuple[Protocol, list[Choice]] | None = None
 ) -> dict[str, Any]:
     """Writes the curves, their pictures and the summary, each whole or as it was; gives the summary."""
     from depthscope.drawing import draw_training_curves
@@ -264,14 +234,13 @@ def _summary(
         "runs": {result.cell.name: {"failed": result.failed, "stopped": result.stopped} for result in results},
         "cells": summarise(frame),
     }
-    if plan is not None:
-        from depthscope_lab.training.comparison_verdict import ranks, verdict_of, with_intervals
+    if tuned is not None:
+        from depthscope_lab.fair.verdict import verdict_of
 
-        rows = with_intervals(summary["cells"], frame)
-        ranked = ranks(rows)
-        summary["cells"] = [{**row, "rank": ranked[place]} for place, row in enumerate(rows)]
-        summary |= {"choices": [choice.as_json() for choice in choices], "verdict": verdict_of(rows, choices)}
-        summary |= plan.as_json()
+        protocol, choices = tuned
+        cells, verdict = verdict_of(summary["cells"], frame, choices)
+        summary |= {"cells": cells, "choices": [choice.as_json() for choice in choices], "verdict": verdict}
+        summary["protocol"] = protocol.as_json()
     labels = {variant: label_of(variant) for variant in frame["variant"].unique()}
     figure = draw_training_curves(frame[~frame["quantity"].isin(ENDS)], labels)
     writers: dict[str, Callable[[Path], Any]] = {

@@ -12,7 +12,8 @@ from depthscope.progress import bar
 from depthscope_lab.training.comparison import Cell, Launch, last_step
 
 if TYPE_CHECKING:
-    from depthscope_lab.training.plan import Plan
+    from depthscope_lab.training.config import TrainingConfig
+    from depthscope_lab.training.protocol import Protocol
 
 
 @contextmanager
@@ -48,10 +49,10 @@ def show_summary(summary: dict[str, Any], out: Path) -> None:
         lr = f"{row['lr']:g}{' *' if grid and row['best_lr'] else ''}{' !' if edge else ''}"
         ends = [str(row["runs"]), *(f"{row[end]} {end}" for end in ("failed", "stopped") if row[end])]
         about = {"variant": row["variant"], "blocks": row["depth"], "lr": lr, "warm-up": row["warmup_steps"]}
-        numbers = {name.replace("_", " "): _number(row, name) for name in row if f"{name}_std" in row}
+        numbers = {name.replace("_", " "): _number(row, name, fair) for name in row if f"{name}_std" in row}
         shown.append(about | {"runs": ", ".join(ends)} | numbers)
     show_table(pd.DataFrame(shown))
-    spread = "in brackets: bootstrap over the seeds, 95 %" if fair else "±: over the seeds"
+    spread = "in brackets: the least and the greatest of the seeds" if fair else "±: over the seeds"
     console.say(f"loss: training loss over the last tenth of the steps; {spread}")
     if edges:
         console.say("! a rate at the edge of those that were tried")
@@ -65,44 +66,35 @@ def show_summary(summary: dict[str, Any], out: Path) -> None:
     console.print(f"curves.png, curves.parquet, summary.json and the runs are in {out}", soft_wrap=True)
 
 
-def _number(row: dict[str, Any], name: str) -> str:
-    """With its interval, or its spread over the seeds."""
+def _number(row: dict[str, Any], name: str, fair: bool) -> str:
+    """With its range, or its spread, over the seeds."""
     if row[name] is None:
         return "–"
-    low, high, spread = (row.get(f"{name}_{bound}") for bound in ("low", "high", "std"))
-    if f"{name}_low" in row:
+    low, high, spread = (row[f"{name}_{bound}"] for bound in ("low", "high", "std"))
+    if fair:
         return f"{row[name]:.3f}" + (f" [{low:.3f}, {high:.3f}]" if low is not None else "")
     return f"{row[name]:.3f}" + (f" ± {spread:.3f}" if spread is not None else "")
 
 
-def show_plan(plan: Plan, launch: Launch, *, budget: float | None, on_stderr: bool) -> None:
-    """What will be run and how long it takes, before it is."""
+def show_plan(configs: Sequence[TrainingConfig], protocol: Protocol, launch: Launch, *, on_stderr: bool) -> None:
+    """What will be run, before it is."""
     from depthscope.cli.console import Screen
-    from depthscope_lab.training.plan import in_words
 
-    protocol, first, count = plan.protocol, plan.configs[0], len(plan.configs)
-    variants = list(dict.fromkeys(config.variant for config in plan.configs))
-    depths = list(dict.fromkeys(config.depth for config in plan.configs))
+    first, count = configs[0], len(configs)
+    variants = list(dict.fromkeys(config.variant for config in configs))
+    depths = list(dict.fromkeys(config.depth for config in configs))
     rates = ", ".join(f"×{factor:g}" for factor in protocol.factors)
     beyond = f"; where the best is at the edge, up to {protocol.more} more" if protocol.more else ""
-    least, most = map(in_words, plan.seconds)
-    speeds = ", ".join(f"{seconds:.2g} s at {depth}" for depth, seconds in sorted(plan.step_seconds.items()))
-    lines = [
+    console = Screen(stderr=on_stderr)
+    for line in (
         f"{first.recipe}: {counted(len(variants), 'variant')} ({', '.join(variants)}), "
         f"{', '.join(map(str, depths))} block{'' if depths == [1] else 's'}; "
-        f"each run {protocol.steps} steps, batch {first.batch_size}.",
+        f"each run {protocol.steps} steps, batch {first.batch_size}; {counted(launch.jobs, 'run')} at a time.",
         f"1. Choosing rates on validation data: {len(protocol.factors)} each ({rates} of its own), seed 0: "
         f"{count * len(protocol.factors)} runs{beyond}.",
         f"2. Measuring on test data: {len(protocol.seeds)} fresh seeds each at the chosen rate: "
         f"{count * len(protocol.seeds)} runs.",
-        f"A step takes {speeds} block{'' if [*plan.step_seconds] == [1] else 's'}; "
-        f"{counted(launch.jobs, 'run')} at a time.",
-        *(f"{note[0].upper()}{note[1:]}." for note in plan.notes),
-        f"In all about {least}{f', at most {most}' if most != least else ''}"
-        f"{f'; the budget is {in_words(budget)}' if budget is not None else ''}.",
-    ]
-    console = Screen(stderr=on_stderr)
-    for line in lines:
+    ):
         console.say(line)
     console.file.flush()
 

@@ -16,7 +16,7 @@ from depthscope_lab.training.settings import read_settings
 from depthscope_lab.training.variants import VARIANTS
 
 _PANEL = "Settings (default: the recipe's)"
-_DATA = "vit-cifar10: a folder cifar-10-batches-bin or -py, or a dataset. txl-wikitext103: token files, or a dataset."
+_DATA = "vit-cifar10: the folder cifar-10-batches-bin. txl-wikitext103: a folder of token files, or a dataset."
 
 
 def _setting(name: str) -> Any:

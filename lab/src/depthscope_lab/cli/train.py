@@ -88,10 +88,10 @@ def train(
     name = f"{config.recipe}-{folder_name(config.variant)}-{config.depth}-seed{config.seed}"
     run = Run(out or Path("depthscope-runs") / name, resume, **of_run)
     processes, rank = _place_among_processes()
-    from depthscope_lab.training.loading import make_empty_task, make_task
+    from depthscope_lab.training.loading import make_task
 
     if dry_run:
-        from depthscope_lab.training.building import remedies_of
+        from depthscope_lab.training.task import remedies_of
 
         remedies_of(config)  # refuses options that the run would refuse
         _show_cost(
@@ -99,7 +99,7 @@ def train(
             run,
             processes,
             as_json,
-            lambda: make_empty_task(config) if data is None else make_task(config, data),
+            lambda: make_task(config, data, empty=data is None),
         )
         return
     if rank == 0:
@@ -125,8 +125,6 @@ def _train(
     about["out"] = str(run.out)
     with redirect_stdout(sys.stderr) if as_json else nullcontext():  # a library's prints are no JSON
         task = make_task()
-        if note := getattr(getattr(task, "data", None), "note", ""):
-            display.say(f"note: {note}")
         display.say(f"{config.recipe}, {config.variant}, {config.depth} blocks, {parameters:,} parameters → {run.out}")
         failed = None
         try:
@@ -165,7 +163,7 @@ def _place_among_processes() -> tuple[int, int]:
 def _show_cost(config: TrainingConfig, run: Run, processes: int, as_json: bool, make_task: Callable[[], Task]) -> None:
     """Every setting, the size, and the number of steps of the task; what is too large is refused before it is made."""
     from depthscope_lab.training.estimate import estimate
-    from depthscope_lab.training.session import total_steps
+    from depthscope_lab.training.task import total_steps
 
     cost, task = estimate(config, processes), make_task()
     memory = {name: getattr(cost, name) for name in ("weights", "gradients", "optimizer", "activations", "total")}

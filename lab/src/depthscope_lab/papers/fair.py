@@ -15,7 +15,6 @@ from depthscope.progress import Share
 from depthscope.report.formats import COLUMNS
 from depthscope_lab.training.comparison import Cell, Launch, last_step
 from depthscope_lab.training.comparison_results import curves, summarise
-from depthscope_lab.training.comparison_verdict import ranks, with_intervals
 from depthscope_lab.training.config import TrainingConfig
 from depthscope_lab.training.protocol import Protocol, best, edge_of, run_protocol
 
@@ -54,18 +53,23 @@ def measured(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def ranked(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """A row per variant and depth: means, intervals, `rank` (best, equal, worse, "" if a run failed), `edge`.
+    """A row per variant and depth: means, ranges over the seeds, `rank`, `edge`.
 
-    `edge` is "least" or "greatest" if the chosen rate is the last of those that were tried; else "".
+    `rank`, at its depth: "best", "equal" (its range overlaps that of the best), "worse", "" (a run failed). `edge` is
+    "least" or "greatest" if the chosen rate is the last of those that were tried; else "".
     """
-    runs, tried = measured(frame), tried_rates(frame)
-    rows = with_intervals(summarise(runs), runs)
-    edges = {pair: edge_of(losses, best(losses)) for pair, losses in tried.items()}
-    places = ranks(rows)
-    return [
-        {**row, "rank": places[place], "edge": edges.get((row["variant"], row["depth"]), "")}
-        for place, row in enumerate(rows)
-    ]
+    rows = summarise(measured(frame))
+    edges = {pair: edge_of(losses, best(losses)) for pair, losses in tried_rates(frame).items()}
+    for row in rows:
+        row["edge"] = edges.get((row["variant"], row["depth"]), "")
+        known = [one for one in rows if one["depth"] == row["depth"] and one.get("test_loss_low") is not None]
+        first = min(known, key=lambda one: one["test_loss"], default=None)
+        if first is None or row not in known:
+            row["rank"] = ""
+        else:
+            overlap = row["test_loss_low"] <= first["test_loss_high"]
+            row["rank"] = "best" if row is first else "equal" if overlap else "worse"
+    return rows
 
 
 def tried_rates(frame: pd.DataFrame) -> dict[tuple[str, int], dict[float, float]]:
@@ -78,7 +82,7 @@ def tried_rates(frame: pd.DataFrame) -> dict[tuple[str, int], dict[float, float]
 
 
 def with_bounds(row: Mapping[str, Any], name: str = "test_loss") -> str:
-    """`1.234 (1.200 to 1.300)`, of a row of `ranked`."""
+    """`1.234 (1.200 to 1.300)`: mean and range, of a row of `ranked`."""
     if row.get(name) is None:
         return "all runs failed"
     low, high = row[f"{name}_low"], row[f"{name}_high"]

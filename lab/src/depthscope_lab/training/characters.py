@@ -1,7 +1,11 @@
-"""The task of predicting the next letter with a plain causal Transformer: no memory, so that any causal remedy fits."""
+"""The task of predicting the next letter of Python's manual, which every Python has, with a plain causal Transformer.
+
+It has no memory, so that every causal remedy fits.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,33 +14,45 @@ from torch.nn import functional as F
 
 from depthscope.models import CausalLM
 from depthscope.remedies import apply
-from depthscope_lab.training.building import block_of, mixings_in, remedies_of
+from depthscope.text import read_text
 from depthscope_lab.training.config import CharacterConfig
-from depthscope_lab.training.data.characters import Characters
 from depthscope_lab.training.randomness import derived_generator
-from depthscope_lab.training.task import Carry, Share
+from depthscope_lab.training.task import Carry, Share, block_of, mixings_in, remedies_of
 
 _AT_ONCE = 32  # windows of an evaluation
 
 
-def build_character_model(config: CharacterConfig, symbols: int) -> CausalLM:
-    """The model of a configuration, in its variant, drawn from its seed. Works on the meta device.
+@dataclass(frozen=True)
+class Characters:
+    """Three streams of numbers (int64), and the letters that they stand for; number 0 is any other letter."""
 
-    A remedy that sees later tokens is refused, also where `allow_leak` permits it: its loss would say nothing, and only
-    Transformer-XL's recipes can read such a model with the future hidden.
-    """
-    block = block_of(config)
-    generator = derived_generator(config.seed, "weights")
-    model = CausalLM(config.depth, block, vocabulary=symbols, context=config.context, generator=generator)
-    if remedies := remedies_of(config):
-        apply(model, *remedies)
-        for remedy, mixings in mixings_in(model, remedies):
-            if "full" in mixings:
-                raise ValueError(
-                    f"{remedy.name} sees later letters here, and {config.recipe} cannot hide them: take a causal mean, "
-                    "or txl-manual"
-                )
-    return model.double() if config.precision == "float64" else model
+    name: str
+    letters: str
+    train: Tensor
+    valid: Tensor
+    test: Tensor
+    fingerprint: str
+
+    @property
+    def symbols(self) -> int:
+        """How many different numbers there are."""
+        return len(self.letters) + 1
+
+    def describe(self) -> dict[str, Any]:
+        """As JSON: a run is continued only on the same."""
+        counts = {f"{split} characters": len(getattr(self, split)) for split in ("train", "valid", "test")}
+        return {"name": self.name, "symbols": self.symbols, **counts, "fingerprint": self.fingerprint}
+
+
+def load_characters() -> Characters:
+    """The manual from its beginning to its end: 8/10 to train, then 1/10 each to validate and to test."""
+    text = read_text(None)
+    tenth = len(text.content) // 10
+    parts = text.content[: -2 * tenth], text.content[-2 * tenth : -tenth], text.content[-tenth:]
+    letters = "".join(sorted(set(parts[0])))
+    numbers = {letter: number for number, letter in enumerate(letters, start=1)}
+    streams = [torch.tensor([numbers.get(letter, 0) for letter in part], dtype=torch.int64) for part in parts]
+    return Characters("Python's manual, in letters", letters, *streams, fingerprint=text.sha256[:16])
 
 
 class CharacterModelling:
@@ -57,7 +73,21 @@ class CharacterModelling:
         self.steps_per_epoch = max(1, len(data.train) // self.units_per_step)
 
     def build(self) -> nn.Module:
-        return build_character_model(self.config, self.data.symbols)
+        """A remedy that sees later tokens is refused, also where `allow_leak` permits it: its loss would say nothing,
+        and only Transformer-XL's recipes can read such a model with the future hidden.
+        """
+        config, generator = self.config, derived_generator(self.config.seed, "weights")
+        shape = {"vocabulary": self.data.symbols, "context": config.context}
+        model = CausalLM(config.depth, block_of(config), **shape, generator=generator)
+        if remedies := remedies_of(config):
+            apply(model, *remedies)
+            for remedy, mixings in mixings_in(model, remedies):
+                if "full" in mixings:
+                    raise ValueError(
+                        f"{remedy.name} sees later letters here, and {config.recipe} cannot hide them: take a causal "
+                        "mean, or txl-manual"
+                    )
+        return model.double() if config.precision == "float64" else model
 
     def batch(self, step: int, share: Share, device: torch.device) -> tuple[Tensor, Tensor]:
         config, stream = self.config, self.data.train
@@ -73,9 +103,7 @@ class CharacterModelling:
         config = self.config
         which, stream = ("test", self.data.test) if config.evaluate_on == "test" else ("valid", self.data.valid)
         starts = torch.arange(0, len(stream) - config.context, config.context)
-        if config.eval_windows is not None:
-            starts = starts[: config.eval_windows]
-        starts = starts[share.index :: share.count]
+        starts = starts[: config.eval_windows][share.index :: share.count]
         total = 0.0
         for some in starts.split(_AT_ONCE):
             ids, targets = _windows(stream, some, config.context, device)

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from depthscope.files import content_sum, in_words, sum_of, write_whole_folder
 from depthscope.report.formats import CHECKPOINT_FORMAT, checkpoints_in, read_state, step_of
@@ -55,15 +56,10 @@ def newest_until(folder: Path, step: int | None) -> Path | None:
 
 
 def write_checkpoint(
-    folder: Path,
-    step: int,
-    files: Files,
-    record: Mapping[str, Any],
-    keep: int = 2,
-    spared: Collection[Path] = (),
+    folder: Path, step: int, files: Files, record: Mapping[str, Any], keep: int = 2, also: Collection[Path] = ()
 ) -> Path:
-    """Writes `folder/step-…`, then removes all but the newest `keep` and those that are `spared`. On failure nothing
-    has changed."""
+    """Writes `folder/step-…`, then removes all but the newest `keep` and those that are named in `also`. On failure
+    nothing has changed."""
     target = folder / f"step-{step:08d}"
     place = target  # what is being written
 
@@ -88,7 +84,7 @@ def write_checkpoint(
         raise CheckpointNotWritten(
             f"could not write the checkpoint of step {step}: {place}: {in_words(error)}"
         ) from error
-    _remove_others(folder, step, keep, spared)
+    remove_others(folder, step, keep, also)
     return target
 
 
@@ -109,7 +105,7 @@ def refuse_obstacles(folder: Path) -> None:
 def read_newest(
     folder: Path, say: Callable[[str], object], check: Callable[[Checkpoint], object] = lambda _: None
 ) -> Checkpoint | None:
-    """The newest whole checkpoint, or None if there never was one; `say` is told of each damaged one.
+    """The newest whole checkpoint, or None if there never was one; of each damaged one `say` gets a line.
 
     `check` refuses, by a ValueError, one that nobody can go on from.
     """
@@ -145,16 +141,49 @@ def read_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, state["step"], files, state)
 
 
-def remove_surplus(newest: Path, keep: int, spared: Collection[Path]) -> None:
-    """What a run that was killed behind writing its newest checkpoint did not come to remove."""
-    found = checkpoints_in(newest.parent)
-    if found[-1] == newest:  # else later ones are damaged: what is there may be needed
-        _remove_others(newest.parent, step_of(newest), keep, spared)
-
-
-def _remove_others(folder: Path, step: int, keep: int, spared: Collection[Path]) -> None:
-    """All but the newest `keep` up to this step: later ones are of a run that could not be continued from there."""
+def remove_others(folder: Path, step: int, keep: int, also: Collection[Path]) -> None:
+    """All but the newest `keep` up to this step, and `also`: later ones are of a run that could not be continued from
+    there."""
     found = checkpoints_in(folder)
     until = [path for path in found if step_of(path) <= step]
-    for path in [*(path for path in until[:-keep] if path not in spared), *found[len(until) :]]:
+    for path in [*(path for path in until[:-keep] if path not in also), *found[len(until) :]]:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def model_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Weights and buffers by name; of tied ones the first, and name → first name for the others."""
+    tensors: dict[str, Tensor] = {}
+    tied: dict[str, str] = {}
+    seen: dict[tuple[Any, ...], str] = {}
+    for name, tensor in model.state_dict().items():
+        place = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        if tensor.numel() and place in seen:
+            tied[name] = seen[place]
+        else:
+            seen[place] = name
+            tensors[name] = tensor
+    return tensors, tied
+
+
+def restore_model(model: nn.Module, tensors: Mapping[str, Tensor], tied: Mapping[str, str]) -> None:
+    """The inverse of `model_tensors`, on the model's own device."""
+    model.load_state_dict(dict(tensors) | {name: tensors[first] for name, first in tied.items()})
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """`number.key` → tensor for what every parameter has, and what is no tensor, as JSON: the same keys, groups."""
+    state = optimizer.state_dict()
+    everything = {f"{number}.{key}": value for number, own in state["state"].items() for key, value in own.items()}
+    tensors = {name: value for name, value in everything.items() if isinstance(value, Tensor)}
+    values = {name: value for name, value in everything.items() if name not in tensors}
+    return tensors, {"values": values, "groups": state["param_groups"]}
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> None:
+    """The inverse of `optimizer_tensors`."""
+    state: dict[int, dict[str, Any]] = {}
+    for place, value in {**rest["values"], **tensors}.items():
+        number, key = place.split(".", 1)
+        state.setdefault(int(number), {})[key] = value
+    groups = [dict(group) | {"betas": tuple(group["betas"])} if "betas" in group else group for group in rest["groups"]]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})

@@ -1,4 +1,4 @@
-"""A comparison: the same training under several variants, depths, learning rates, warm-ups and seeds.
+"""A comparison: the same training under several variants, depths, learning rates and seeds.
 
 Every cell is a run in a folder of its own, which `run_cell` trains, or goes on with, and in which it writes how that
 ended: in a process for each, or in this one, one after the other. What is complete is not run again.
@@ -7,19 +7,15 @@ ended: in a process for each, or in this one, one after the other. What is compl
 from __future__ import annotations
 
 import math
+import multiprocessing
 import os
-import pickle
-import shutil
 import signal
-import subprocess
 import sys
 import threading
-import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +27,13 @@ from depthscope.sealed import read_record, record_writer
 from depthscope_lab.training.config import TrainingConfig
 from depthscope_lab.training.display import Display, Terminal
 from depthscope_lab.training.run import NonFiniteLoss, Run
-from depthscope_lab.training.signals import end_with_stdin
 
 MOST_RUNS = 10_000  # each is a process and a folder, of seconds at least
 OUTCOME = "outcome.json"
 _PAUSE = 0.2  # seconds between two looks at the processes
-_WORKER = "from depthscope_lab.training.comparison import work; work()"
+_SPAWN = multiprocessing.get_context("spawn")  # a fork would take torch's threads along, and the locks they hold
+
+Progress = Callable[[int, Sequence["Cell"]], object]  # how many cells are done, which are running
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,6 @@ class Launch:
 
     folder: Path
     data: str | None = None
-    allow_incomplete: bool = False
     jobs: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)  # fields of `training.run.Run`: evaluate_every, …
     in_process: bool = False  # one after the other, here: short runs would spend their time on imports
@@ -78,65 +74,65 @@ class Result:
     stopped: str | None = None
 
 
-Watching = Callable[[int, Sequence[Cell]], object]  # how many cells are done, which are running
-
-
 def cells_of(
     configs: Sequence[TrainingConfig],
     *,
     depths: Sequence[int] | None = None,
     seeds: Sequence[int] = (0,),
-    warmups: Sequence[int] | None = None,
     lr_factors: Sequence[float] = (1.0,),
 ) -> list[Cell]:
-    """All combinations. A factor that is not given stays as the configuration, one per variant, has it.
+    """All combinations; without `depths`, each configuration at its own.
 
     `lr_factors` multiply the learning rate of each variant: variants differ in what they can bear.
     """
-    factors = [len(some) for some in (configs, depths or (0,), warmups or (0,), lr_factors)]
-    if (runs := math.prod(factors) * len(seeds)) > MOST_RUNS:
-        others = math.prod(factors)
+    if (runs := len(seeds) * (others := len(configs) * len(depths or (0,)) * len(lr_factors))) > MOST_RUNS:
         raise ValueError(f"expected at most {MOST_RUNS} runs, got {len(seeds)} seeds × {others} others = {runs}")
-    cells = []
     for factor in lr_factors:
         if not 0 < factor < math.inf:
             raise ValueError(f"expected factors of the learning rate greater than 0, got {factor}")
-    for seed in seeds:  # outermost: what is interrupted has whole seeds to compare
-        for config in configs:
-            for depth in depths or (config.depth,):
-                for warmup in warmups if warmups is not None else (config.warmup_steps,):
-                    for factor in lr_factors:
-                        lr = float(f"{config.lr * factor:.6g}")
-                        cells.append(Cell(config.changed(depth=depth, warmup_steps=warmup, lr=lr, seed=seed)))
+    cells = [
+        Cell(config.changed(depth=depth, lr=float(f"{config.lr * factor:.6g}"), seed=seed))
+        for seed in seeds  # outermost: what is interrupted has whole seeds to compare
+        for config in configs
+        for depth in depths or (config.depth,)
+        for factor in lr_factors
+    ]
     return list(dict.fromkeys(cells))
 
 
-def run_cells(cells: Sequence[Cell], launch: Launch, watching: Watching = lambda _done, _running: None) -> list[Result]:
+def run_cells(cells: Sequence[Cell], launch: Launch, progress: Progress = lambda _done, _running: None) -> list[Result]:
     """Runs what is not done yet, `jobs` at a time. Interrupted, it lets the runs save their work first.
 
     A loss that is not finite is a result, and so is a rule that ended a run. Any other failure of a run ends the
     comparison with a ValueError.
     """
-    results = {cell: _read_result(cell, launch) for cell in cells}
+    results = {cell: read_result(cell, launch) for cell in cells}
     waiting = [cell for cell in cells if results[cell] is None]
     if launch.in_process:
         for done, cell in enumerate(waiting, len(cells) - len(waiting)):
-            told = partial(watching, done, [cell])
-            _forget_damaged(cell, launch)
-            told()
-            results[cell] = run_cell(cell, launch, Display(told))
+            progress(done, [cell])
+            results[cell] = run_cell(cell, launch, Display(lambda done=done, cell=cell: progress(done, [cell])))
         waiting = []
-    running: dict[Cell, subprocess.Popen[bytes]] = {}
-    with _stopping(running):
+    with _processes() as running:
         while waiting or running:
             while waiting and len(running) < launch.jobs:
                 cell = waiting.pop(0)
-                running[cell] = _start(cell, launch)
-            watching(len(cells) - len(waiting) - len(running), list(running))
-            time.sleep(_PAUSE)
-            for cell in [cell for cell, process in running.items() if process.poll() is not None]:
-                results[cell] = _end(cell, launch, running.pop(cell))
-    watching(len(cells), [])
+                process = _SPAWN.Process(target=_work, args=(cell, launch), name=cell.name)
+                process.start()
+                running[process] = cell
+            progress(len(cells) - len(waiting) - len(running), list(running.values()))
+            connection.wait([process.sentinel for process in running], _PAUSE)
+            for process in [process for process in running if not process.is_alive()]:
+                cell = running.pop(process)
+                results[cell] = read_result(cell, launch)
+                if results[cell] is None:
+                    log = launch.run_folder(cell) / "log.txt"
+                    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+                    said = (lines or [""])[-1].removeprefix("depthscope: ")
+                    raise ValueError(
+                        f"the run {cell.name} ended with code {process.exitcode}: {said} (all of it: {log})"
+                    )
+    progress(len(cells), [])
     return [result for result in results.values() if result is not None]
 
 
@@ -149,11 +145,8 @@ def run_cell(cell: Cell, launch: Launch, display: Display) -> Result:
     from depthscope_lab.training.loop import train
 
     try:
-        task = make_task(cell.config, launch.data, allow_incomplete=launch.allow_incomplete)
-        if note := getattr(getattr(task, "data", None), "note", ""):
-            display.say(f"note: {note}")
         run = Run(launch.run_folder(cell), resume=True, **launch.options)
-        outcome = train(task, cell.config, run, display=display)
+        outcome = train(make_task(cell.config, launch.data), cell.config, run, display=display)
         if outcome.signal is not None:
             raise Terminated if outcome.signal == signal.SIGTERM else KeyboardInterrupt
         result = Result(cell, None, outcome.how_it_ended_early)
@@ -163,10 +156,68 @@ def run_cell(cell: Cell, launch: Launch, display: Display) -> Result:
     return result
 
 
-def work() -> None:
-    """A process that `_start` has started: which run it is comes through standard input, which ends with its parent."""
-    cell, launch = pickle.load(sys.stdin.buffer)
-    end_with_stdin()
+def keep_result(result: Result, launch: Launch) -> None:
+    """Notes how a run has ended, in its folder."""
+    folder = launch.run_folder(result.cell)
+    ends = {"failed": result.failed, "stopped": result.stopped, "metrics": _metrics_sum(folder)}
+    write_whole(folder / OUTCOME, record_writer("outcome", 1, _asked(result.cell, launch) | ends))
+
+
+def read_result(cell: Cell, launch: Launch) -> Result | None:
+    """How an earlier run of this very cell ended; None if it did not, or was another one.
+
+    A note that is damaged is as good as none: the run goes on, and ends again. Damaged numbers are refused.
+    """
+    folder = launch.run_folder(cell)
+    try:
+        found = read_record(folder / OUTCOME, "outcome", unnumbered=1).content
+    except (FileNotFoundError, ValueError):
+        return None
+    asked = _asked(cell, launch)
+    if found.get("stopped") is None:
+        del asked["stop_if"]  # under other rules only a run that was stopped goes on
+    if found | asked != found:
+        return None
+    if found.get("metrics") != _metrics_sum(folder):
+        raise ValueError(f"{folder / METRICS} is not what the run wrote: remove {folder}, and it is run again")
+    return Result(cell, found["failed"], found.get("stopped"))
+
+
+def last_step(cell: Cell, launch: Launch) -> dict[str, Any]:
+    """The newest logged numbers of a run; empty before the first."""
+    rows = read_metrics(launch.run_folder(cell) / METRICS)
+    return next((row for row in reversed(rows) if "loss" in row), {})
+
+
+def _asked(cell: Cell, launch: Launch) -> dict[str, Any]:
+    rules = list(launch.options.get("stop_if", ()))
+    return {"config": cell.config.as_json(), "data": launch.data, "stop_if": rules}
+
+
+def _metrics_sum(folder: Path) -> dict[str, Any] | None:
+    return sum_of(folder / METRICS) if (folder / METRICS).exists() else None
+
+
+def _work(cell: Cell, launch: Launch) -> None:
+    """The process of a run. It ends with its parent, whose Ctrl-C reaches it as SIGTERM, once."""
+    os.setsid()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def end_with_parent() -> None:
+        connection.wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    folder = launch.run_folder(cell)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "log.txt").open("wb") as log:
+        for stream in (1, 2):
+            os.dup2(log.fileno(), stream)
+    if launch.jobs > 1 and "OMP_NUM_THREADS" not in os.environ:  # or every process would use all cores
+        import torch
+
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // launch.jobs))
     try:
         run_cell(cell, launch, Terminal())
     except KeyboardInterrupt as interrupt:
@@ -176,105 +227,22 @@ def work() -> None:
         sys.exit(ExitCode.MISTAKE)
 
 
-def last_step(cell: Cell, launch: Launch) -> dict[str, Any]:
-    """The newest logged numbers of a run; empty before the first."""
-    rows = read_metrics(launch.run_folder(cell) / METRICS)
-    return next((row for row in reversed(rows) if "loss" in row), {})
-
-
-def _start(cell: Cell, launch: Launch) -> subprocess.Popen[bytes]:
-    folder = launch.run_folder(cell)
-    _forget_damaged(cell, launch)
-    folder.mkdir(parents=True, exist_ok=True)
-    environment = dict(os.environ)
-    if launch.jobs > 1:  # or every process would use all cores
-        environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // launch.jobs)))
-    with (folder / "log.txt").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-c", _WORKER],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.PIPE,  # it closes when we end, and the run ends with us
-            env=environment,
-            start_new_session=True,  # Ctrl-C reaches it through us, once
-        )
-    assert process.stdin is not None
-    with suppress(BrokenPipeError):  # it has ended already: `_end` says why
-        process.stdin.write(pickle.dumps((cell, launch)))
-        process.stdin.flush()
-    return process
-
-
-def _end(cell: Cell, launch: Launch, process: subprocess.Popen[bytes]) -> Result:
-    process.communicate()  # closes its input
-    if (result := _read_result(cell, launch)) is not None:
-        return result
-    log = launch.run_folder(cell) / "log.txt"
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() or [""]
-    said = lines[-1].removeprefix("depthscope: ")
-    raise ValueError(f"the run {cell.name} ended with code {process.returncode}: {said} (all of it: {log})")
-
-
-def keep_result(result: Result, launch: Launch) -> None:
-    """Notes how a run has ended, in its folder."""
-    folder = launch.run_folder(result.cell)
-    ends = {"failed": result.failed, "stopped": result.stopped, "metrics": _metrics_sum(folder)}
-    write_whole(folder / OUTCOME, record_writer("outcome", 1, _asked(result.cell, launch) | ends))
-
-
-def _read_result(cell: Cell, launch: Launch) -> Result | None:
-    """How an earlier run of this very cell ended; None if it did not, was another one, or its numbers are damaged."""
-    found = _read_outcome(cell, launch)
-    if found is None or found.get("metrics") != _metrics_sum(launch.run_folder(cell)):
-        return None
-    return Result(cell, found["failed"], found.get("stopped"))
-
-
-def _read_outcome(cell: Cell, launch: Launch) -> dict[str, Any] | None:
-    """What is known of the end of an earlier run of this very cell."""
-    try:
-        found = read_record(launch.run_folder(cell) / OUTCOME, "outcome", unnumbered=1).content
-    except (FileNotFoundError, ValueError):
-        return None  # not what was written: how the run ended is found out again
-    asked = _asked(cell, launch)
-    if found.get("stopped") is None:
-        del asked["stop_if"]  # under other rules only a run that was stopped goes on
-    return found if found | asked == found else None
-
-
-def _asked(cell: Cell, launch: Launch) -> dict[str, Any]:
-    rules = list(launch.options.get("stop_if", ()))
-    return {"config": cell.config.as_json(), "data": launch.data, "stop_if": rules}
-
-
-def _forget_damaged(cell: Cell, launch: Launch) -> None:
-    """Removes a run that had ended and whose numbers are damaged: continued, it would only end again without them."""
-    folder = launch.run_folder(cell)
-    if _read_outcome(cell, launch) is not None:
-        warnings.warn(f"{folder / METRICS} is not what the run wrote: it is run again from the start", stacklevel=2)
-        shutil.rmtree(folder)
-
-
-def _metrics_sum(folder: Path) -> dict[str, Any] | None:
-    return sum_of(folder / METRICS) if (folder / METRICS).exists() else None
-
-
 @contextmanager
-def _stopping(running: Mapping[Cell, subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Whatever ends the comparison, its runs are asked to save their work, and are waited for."""
+def _processes() -> Iterator[dict[Any, Cell]]:
+    """Process → its cell. Whatever ends the comparison, its runs are asked to save their work, and are waited for."""
 
     def interrupt(_number: int, _frame: object) -> None:
         raise Terminated
 
+    running: dict[Any, Cell] = {}
     main = threading.current_thread() is threading.main_thread()  # the only one that may
     before = signal.signal(signal.SIGTERM, interrupt) if main else None
     try:
-        yield
+        yield running
     finally:
-        for process in running.values():
+        for process in running:
             process.terminate()
-        for process in running.values():
-            process.wait()  # before its input ends: two signals would end it without its work
-            process.communicate()
+        for process in running:
+            process.join()
         if main:
             signal.signal(signal.SIGTERM, before)

@@ -27,8 +27,7 @@ def curves(results: Sequence[Result], launch: Launch) -> pd.DataFrame:
     """
     rows = []
     for result in results:
-        config = result.cell.config
-        factors = [getattr(config, name) for name in (*FACTORS, "seed")]
+        factors = [getattr(result.cell.config, name) for name in (*FACTORS, "seed")]
         logged = read_metrics(launch.run_folder(result.cell) / METRICS)
         for end in ENDS:
             if getattr(result, end) is not None:
@@ -46,13 +45,12 @@ def final_values(frame: pd.DataFrame) -> pd.DataFrame:
     nan for a run that failed or was stopped: what it had before is not where the others ended.
     """
     rows = []
-    for key, rows_of_run in frame.groupby([*FACTORS, "seed"], sort=False):
-        ended_early = rows_of_run["quantity"].isin(ENDS).any()
-        run = rows_of_run[:0] if ended_early else rows_of_run
+    for key, run in frame.groupby([*FACTORS, "seed"], sort=False):
+        if run["quantity"].isin(ENDS).any():
+            run = run[:0]
         losses = run[run["quantity"] == "loss"]
         late = losses[losses["step"] > (1 - LAST_SHARE) * losses["step"].max()]
-        found: dict[str, Any] = dict(zip([*FACTORS, "seed"], key, strict=True))
-        found["loss"] = late["value"].mean() if len(late) else math.nan
+        found: dict[str, Any] = {**dict(zip([*FACTORS, "seed"], key, strict=True)), "loss": late["value"].mean()}
         for name in evaluated_in(frame):
             values = run.loc[run["quantity"] == name].sort_values("step")["value"]
             found[name] = values.iloc[-1] if len(values) else math.nan
@@ -66,25 +64,27 @@ def evaluated_in(frame: pd.DataFrame) -> list[str]:
 
 
 def summarise(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Per variant, depth, learning rate and warm-up: mean and standard deviation over the seeds.
+    """Per variant, depth, learning rate and warm-up: mean, standard deviation, least and greatest value over the seeds.
 
     A run whose loss ceased to be finite counts in `failed`, one that a rule has ended in `stopped`, and neither in a
-    mean: runs of other lengths are not comparable. `best_lr` is true for the learning
-    rate with the least mean final *training* loss among those of the same variant, depth and warm-up: the
+    mean: runs of other lengths are not comparable. NAME_low and NAME_high are None then. `best_lr` is true for the
+    learning rate with the least mean final *training* loss among those of the same variant, depth and warm-up: the
     test data chooses nothing.
     """
     final = final_values(frame)
     rows: list[dict[str, Any]] = []
-    for factors in dict.fromkeys(frame[FACTORS].itertuples(index=False, name=None)):
+    for factors, chosen in final.groupby(FACTORS, sort=False):
         found: dict[str, Any] = dict(zip(FACTORS, factors, strict=True))
-        chosen = final[_of(final, factors)]
-        ends = frame.loc[_of(frame, factors), "quantity"]  # a run has at most one row of each
-        for end in ENDS:
-            found[end] = int((ends == end).sum())
+        of_cell = (frame[FACTORS] == list(factors)).all(axis=1)
+        for end in ENDS:  # a run has at most one row of each
+            found[end] = int((frame.loc[of_cell, "quantity"] == end).sum())
         found["runs"] = len(chosen)
         for name in ("loss", *evaluated_in(frame)):
-            found[name] = _finite(chosen[name].mean())
-            found[f"{name}_std"] = _finite(chosen[name].std())  # of one run there is none
+            values = chosen[name]
+            found[name] = _finite(values.mean())
+            found[f"{name}_std"] = _finite(values.std())  # of one run there is none
+            found[f"{name}_low"] = _finite(values.min(skipna=False))
+            found[f"{name}_high"] = _finite(values.max(skipna=False))
         rows.append(found)
     for row in rows:
         rivals = [other for other in rows if all(other[name] == row[name] for name in FACTORS if name != "lr")]
@@ -96,11 +96,6 @@ def _ordered(names: Iterable[str]) -> list[str]:
     """Ours first, then others as they came."""
     found = [name for name in names if name not in FOLLOWING]
     return [*(name for name in OURS if name in found), *(name for name in found if name not in OURS)]
-
-
-def _of(frame: pd.DataFrame, factors: tuple[Any, ...]) -> list[bool]:
-    """Which rows are of these factors."""
-    return [row == factors for row in frame[FACTORS].itertuples(index=False, name=None)]
 
 
 def _order(row: dict[str, Any]) -> tuple[int, float]:

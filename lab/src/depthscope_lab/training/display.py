@@ -5,17 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from datetime import timedelta
 from typing import Any, Self
 
 from depthscope.naming import visible
 from depthscope.progress import bar
 
+_FORMS = {"loss": "loss {:.4f}", "lr": "lr {:.2g}", "token_similarity": "t_sim {:.3f}"}
+
 
 class Display:
-    """Is told how a run goes, and is open while the loop runs. This one shows nothing, and calls `told` at each log."""
+    """Hears how a run goes, and is open while the loop runs. This one only calls `progress` at each log."""
 
-    def __init__(self, told: Callable[[], object] = lambda: None):
-        self._told = told
+    def __init__(self, progress: Callable[[], object] = lambda: None):
+        self._progress = progress
 
     def __enter__(self) -> Self:
         return self
@@ -30,7 +33,7 @@ class Display:
 
     def logged(self, step: int, values: Mapping[str, float], seconds_left: float) -> None:
         """Every few steps."""
-        self._told()
+        self._progress()
 
     def evaluated(self, step: int, values: Mapping[str, float]) -> None:
         """After every look at the test data."""
@@ -57,9 +60,7 @@ class Terminal(Display):
         self._printed = time.monotonic()
 
     def __enter__(self) -> Self:
-        from rich.progress import BarColumn, TextColumn
-
-        self._bar = self._open.enter_context(bar(BarColumn(bar_width=20), TextColumn("{task.description}")))
+        self._bar = self._open.enter_context(bar())
         self._console = self._bar.console  # prints above the bar
         return self
 
@@ -75,7 +76,7 @@ class Terminal(Display):
 
     def logged(self, step: int, values: Mapping[str, float], seconds_left: float) -> None:
         self._newest = values
-        line = f"{_numbers(step, self._total, values)}  {_duration(seconds_left)} left"
+        line = f"{self._numbers(step)}  {timedelta(seconds=round(seconds_left))} left"
         self._bar.update(self._task, completed=step, description=line)
         if self._bar.disable and time.monotonic() - self._printed > self._PAUSE:
             self.say(line)
@@ -83,26 +84,15 @@ class Terminal(Display):
 
     def evaluated(self, step: int, values: Mapping[str, float]) -> None:
         tested = "  ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in values.items())
-        self.say(f"{_numbers(step, self._total, self._newest)}  {tested}")
+        self.say(f"{self._numbers(step)}  {tested}")
         self._printed = time.monotonic()
 
-
-def _numbers(step: int, total: int, values: Mapping[str, float]) -> str:
-    """step 220/330  loss 0.9135  lr 1e-04  312 images/s  t_sim 0.998"""
-    parts = [f"step {step}/{total}"]
-    for name, value in values.items():
-        if name == "loss":
-            parts.append(f"loss {value:.4f}")
-        elif name == "lr":
-            parts.append(f"lr {value:.2g}")
-        elif name.endswith("_per_second"):
-            parts.append(f"{value:.0f} {name.removesuffix('_per_second')}/s")
-        elif name == "token_similarity":
-            parts.append(f"t_sim {value:.3f}")
-    return "  ".join(parts)
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    def _numbers(self, step: int) -> str:
+        """step 220/330  loss 0.9135  lr 1e-04  312 images/s  t_sim 0.998"""
+        parts = [f"step {step}/{self._total}"]
+        for name, value in self._newest.items():
+            if name.endswith("_per_second"):
+                parts.append(f"{value:.0f} {name.removesuffix('_per_second')}/s")
+            elif name in _FORMS:
+                parts.append(_FORMS[name].format(value))
+        return "  ".join(parts)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,10 +18,8 @@ from depthscope.anatomy import anatomy_of
 from depthscope.half_precision import require_half_precision
 from depthscope_lab.extras import require
 from depthscope_lab.training.config import TrainingConfig
-from depthscope_lab.training.optimiser import QuickAdamW
 from depthscope_lab.training.randomness import derived_seed, seeded
 from depthscope_lab.training.run import Run
-from depthscope_lab.training.schedule import learning_rate
 from depthscope_lab.training.task import Carry, Share, Task
 
 COMPILER = "inductor"
@@ -38,40 +36,24 @@ class Engine:
     plain: nn.Module
     entrance: nn.Module
     optimizer: Any
-
-    @property
-    def rank(self) -> int:
-        return int(self.accelerator.process_index)
-
-    @property
-    def processes(self) -> int:
-        return int(self.accelerator.num_processes)
-
-    @property
-    def is_main(self) -> bool:
-        return bool(self.accelerator.is_main_process)
-
-    @property
-    def device(self) -> torch.device:
-        return self.accelerator.device  # type: ignore[no-any-return]
+    processes: int
+    shares: tuple[Share, ...]  # of a batch, that this process computes
+    is_main: bool
+    device: torch.device
 
 
-@dataclass(frozen=True)
-class StepResult:
-    """A step before its update: the loss over the global batch, and what this process goes on with."""
-
-    loss: float
-    lr: float
-    carries: list[Carry]
-    stop: bool  # some process has been asked to stop
-    gate: bool  # a rule asks to stop, in some process
-
-
-def make_engine(task: Task, config: TrainingConfig, run: Run) -> Engine:
-    """Builds the model, puts it on its devices, checks that the batch can be shared out."""
+@contextmanager
+def running_engine(task: Task, config: TrainingConfig, run: Run) -> Iterator[Engine]:
+    """Builds the model, puts it on its devices, checks that the batch can be shared out; at the end trackers end, and
+    this run's precision is forgotten: another run in the same process may have another.
+    """
+    try:
+        if run.tracker != "none":
+            require(run.tracker)
+    except ImportError:
+        raise ValueError(f"the tracker {run.tracker} needs its package: pip install {run.tracker}") from None
     accelerate = require("accelerate")
-    on_cpu = run.cpu or not torch.accelerator.is_available()
-    if on_cpu and config.precision in ("bfloat16", "float16"):
+    if config.precision in ("bfloat16", "float16") and (run.cpu or not torch.accelerator.is_available()):
         require_half_precision()
     accelerator = accelerate.Accelerator(
         mixed_precision=_MIXED[config.precision],
@@ -82,17 +64,34 @@ def make_engine(task: Task, config: TrainingConfig, run: Run) -> Engine:
             project_dir=str(run.out), logging_dir=str(run.out / "tensorboard")
         ),
     )
-    require_shares(config, accelerator.num_processes)
+    rank, processes = int(accelerator.process_index), int(accelerator.num_processes)
+    require_shares(config, processes)
     with seeded(derived_seed(config.seed, "build")):  # modules draw their first weights from the global state
         model = task.build()
     if config.checkpoint_activations:
         checkpoint_activations(model)
-    quick = on_cpu and config.precision in ("float32", "float64")
-    optimizer = (QuickAdamW if quick else torch.optim.AdamW)(
-        model.parameters(), lr=config.lr, betas=(config.beta1, config.beta2), weight_decay=config.weight_decay
+    # One kernel for all weights. A GradScaler, which float16 has, divides gradients itself.
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        weight_decay=config.weight_decay,
+        fused=config.precision != "float16",
     )
     entrance, prepared = accelerator.prepare(model, optimizer)
-    return Engine(accelerator, model, entrance, prepared)
+    mine = range(rank * config.accumulate, (rank + 1) * config.accumulate)
+    shares = tuple(Share(index, processes * config.accumulate) for index in mine)
+    is_main, device = bool(accelerator.is_main_process), accelerator.device
+    try:
+        yield Engine(accelerator, model, entrance, prepared, processes, shares, is_main, device)
+    finally:
+        if processes > 1:
+            # Stopped by a signal under gloo, processes hung here in 3 of 6 trials without a pause and in none of 9 with
+            # it. Perhaps gloo's threads wait for Python's lock while the process group waits for them; it was not found
+            # out.
+            time.sleep(_PAUSE)
+        accelerator.end_training()
+        require("accelerate.state").AcceleratorState._reset_state()
 
 
 def require_shares(config: TrainingConfig, processes: int) -> None:
@@ -104,64 +103,54 @@ def require_shares(config: TrainingConfig, processes: int) -> None:
         )
 
 
-def release(engine: Engine) -> None:
-    """Ends trackers and forgets this run's precision: another run in the same process may have another."""
-    if engine.processes > 1:
-        # Stopped by a signal under gloo, processes hung here in 3 of 6 trials without a pause and in none of 9 with it.
-        # Perhaps gloo's threads wait for Python's lock while the process group waits for them; it was not found out.
-        time.sleep(_PAUSE)
-    engine.accelerator.end_training()
-    require("accelerate.state").AcceleratorState._reset_state()
-
-
-def shares_of(engine: Engine, config: TrainingConfig) -> range:
-    """The shares of a batch that this process computes."""
-    return range(engine.rank * config.accumulate, (engine.rank + 1) * config.accumulate)
-
-
 def step_seed(config: TrainingConfig, step: int, share: int) -> int:
     """What the random numbers inside the model (dropout) depend on, and nothing else."""
     return derived_seed(config.seed, "step", step, share)
 
 
-def compute_step(
-    engine: Engine,
-    task: Task,
-    config: TrainingConfig,
-    step: int,
-    total: int,
-    carries: Sequence[Carry],
-    wishes: Callable[[], tuple[bool, bool]],
-) -> StepResult:
-    """Forward and backward of step 0, 1, …: gradients are there, weights unchanged.
-
-    `wishes` says, after the passes, whether this process has been asked to stop, and whether a rule asks for it.
+def compute_gradients(
+    engine: Engine, task: Task, config: TrainingConfig, step: int, carries: Sequence[Carry]
+) -> tuple[float, list[Carry]]:
+    """Forward and backward of step 0, 1, …, weights unchanged: the sum of the losses of this process's shares (nan if
+    one is not finite), and what each of them carries on.
     """
-    accelerator = engine.accelerator
     engine.entrance.train()
     engine.optimizer.zero_grad()
-    loss_sum, new_carries = 0.0, []
-    for part, share in enumerate(shares_of(engine, config)):
-        batch = task.batch(step, Share(share, engine.processes * config.accumulate), engine.device)
-        last = part == config.accumulate - 1
+    total, carried = 0.0, []
+    for share, before in zip(engine.shares, carries, strict=True):
+        batch = task.batch(step, share, engine.device)
+        last = share == engine.shares[-1]
         # Gradients travel between processes once per step, with the last part.
         with (
-            seeded(step_seed(config, step, share), engine.device),
-            nullcontext() if last else accelerator.no_sync(engine.entrance),
+            seeded(step_seed(config, step, share.index), engine.device),
+            nullcontext() if last else engine.accelerator.no_sync(engine.entrance),
         ):
-            loss, carry = task.loss(engine.entrance, batch, carries[part])
-            accelerator.backward(loss / config.accumulate)
-        loss_sum += loss.item()
-        new_carries.append(None if carry is None else {key: tensor.detach() for key, tensor in carry.items()})
-    shares = engine.processes * config.accumulate
-    loss_sum, stop, gate = summed(
-        engine, [loss_sum if math.isfinite(loss_sum) else math.nan, *(float(wish) for wish in wishes())]
-    )
-    return StepResult(loss_sum / shares, learning_rate(config, step, total), new_carries, stop > 0, gate > 0)
+            loss, carry = task.loss(engine.entrance, batch, before)
+            engine.accelerator.backward(loss / config.accumulate)
+        total += loss.item()
+        carried.append(None if carry is None else {key: tensor.detach() for key, tensor in carry.items()})
+    return (total if math.isfinite(total) else math.nan), carried
+
+
+def learning_rate(config: TrainingConfig, step: int, total: int) -> float:
+    """The rate of step 0, 1, …, total − 1: a function of the step, so that nothing has to be saved.
+
+    `drops`: × drop_factor from each share `drop_at` of the run on. `cosine`: ½(1 + cos(π·step/total)).
+    During the first `warmup_steps` w, all of it × (step + 1)/w.
+    """
+    share = step / total
+    factor = 1.0
+    if config.schedule == "drops":
+        factor = config.drop_factor ** sum(share >= at for at in config.drop_at)
+    elif config.schedule == "cosine":
+        factor = 0.5 * (1 + math.cos(math.pi * share))
+    if step < config.warmup_steps:
+        factor *= (step + 1) / config.warmup_steps
+    return config.lr * factor
 
 
 def update(engine: Engine, config: TrainingConfig, lr: float) -> None:
-    """Moves the weights by the gradients that `compute_step` left."""
+    """Moves the weights by the gradients that `compute_gradients` left."""
     if config.clip_norm is not None:
         engine.accelerator.clip_grad_norm_(engine.entrance.parameters(), config.clip_norm)
     for group in engine.optimizer.param_groups:
@@ -172,8 +161,9 @@ def update(engine: Engine, config: TrainingConfig, lr: float) -> None:
 def evaluate(engine: Engine, task: Task) -> dict[str, float]:
     """The task's test numbers, every process its share."""
     engine.plain.eval()
+    rank = engine.shares[0].index // len(engine.shares)
     with torch.no_grad():
-        sums = task.evaluate(engine.plain, Share(engine.rank, engine.processes), engine.device)
+        sums = task.evaluate(engine.plain, Share(rank, engine.processes), engine.device)
     engine.plain.train()
     totals = dict(zip(sums, summed(engine, list(sums.values())), strict=True))
     count = totals.pop("count")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from depthscope.memory import available_memory, count_parameters, counting
 from depthscope_lab.training.config import TrainingConfig
 from depthscope_lab.training.engine import checkpoint_activations, require_shares
-from depthscope_lab.training.loading import make_empty_task
+from depthscope_lab.training.loading import make_task
 from depthscope_lab.training.task import Carry, Share, Task
 
 _META = torch.device("meta")
@@ -41,11 +41,24 @@ def estimate(config: TrainingConfig, processes: int = 1) -> Estimate:
     Workspace of kernels, fragmentation and the data are not in it.
     """
     require_shares(config, processes)
+    share = Share(0, processes * config.accumulate)
     in_all_blocks = tuple(remedy.without("blocks", "every") for remedy in config.remedies)  # the largest that it can be
+    found = []
     with counting(_largest(config)):
-        one, two = (_measure(replace(config, depth=depth, remedies=in_all_blocks), processes) for depth in (1, 2))
-    sizes = [first + (config.depth - 1) * (second - first) for first, second in zip(one, two, strict=True)]
-    parameters, weights, kept, kept_checkpointed = sizes
+        for depth in (1, 2):
+            task = make_task(replace(config, depth=depth, remedies=in_all_blocks), empty=True)
+            with _META:
+                model = task.build()
+            _, carry = task.loss(model, task.batch(0, share, _META), None)
+            batch = task.batch(1, share, _META)  # from the second step on there is a memory
+            weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+            kept = _kept_bytes(task, model, batch, carry)
+            checkpoint_activations(model)
+            found.append((count_parameters(model), weights, kept, _kept_bytes(task, model, batch, carry)))
+    one, two = found
+    parameters, weights, kept, kept_checkpointed = (
+        first + (config.depth - 1) * (second - first) for first, second in zip(one, two, strict=True)
+    )
     if config.checkpoint_activations:
         kept = kept_checkpointed + two[2] - one[2]
     return Estimate(parameters, weights, weights, 2 * weights, kept)
@@ -67,20 +80,6 @@ def require_fits(config: TrainingConfig, processes: int = 1, *, cpu: bool = Fals
             f"{available / 1e9:.1f} GB available"
         )
     return cost
-
-
-def _measure(config: TrainingConfig, processes: int) -> tuple[int, int, int, int]:
-    """Parameters, their bytes, the bytes of activations kept, and those with checkpointing."""
-    task = make_empty_task(config)
-    with _META:
-        model = task.build()
-    share = Share(0, processes * config.accumulate)
-    _, carry = task.loss(model, task.batch(0, share, _META), None)
-    batch = task.batch(1, share, _META)  # from the second step on there is a memory
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    kept = _kept_bytes(task, model, batch, carry)
-    checkpoint_activations(model)
-    return count_parameters(model), weights, kept, _kept_bytes(task, model, batch, carry)
 
 
 def _largest(config: TrainingConfig) -> str:

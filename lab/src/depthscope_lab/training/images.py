@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,13 +10,12 @@ from torch.nn import functional as F
 
 from depthscope.models import VisionTransformer
 from depthscope.remedies import apply
-from depthscope_lab.training.building import block_of, remedies_of
 from depthscope_lab.training.config import ImageConfig
 from depthscope_lab.training.data import LabelledImages
 from depthscope_lab.training.data.augmentation import auto_augment
 from depthscope_lab.training.data.order import batch_indices
 from depthscope_lab.training.randomness import derived_generator
-from depthscope_lab.training.task import Carry, Share
+from depthscope_lab.training.task import Carry, Share, block_of, remedies_of
 
 ImageBatch = tuple[Tensor, Tensor]  # normalised images (batch, channels, s, s), classes (batch,)
 _TEST_BATCH = 256
@@ -28,10 +26,9 @@ def build_vit(config: ImageConfig, *, image_size: int, channels: int, classes: i
 
     It reads a class token: after complete de-escalation the mean over the tokens is zero for every image.
     """
-    block = block_of(config)
     model = VisionTransformer(
         config.depth,
-        block,
+        block_of(config),
         image_size=image_size,
         patch_size=config.patch_size,
         channels=channels,
@@ -64,7 +61,6 @@ class ImageClassification:
         self.data = data
         self.units_per_step = config.batch_size
         self.steps_per_epoch = len(data.train_images) // config.batch_size
-        self._dtype = torch.float64 if config.precision == "float64" else torch.float32
 
     def build(self) -> nn.Module:
         _, channels, _, size = self.data.train_images.shape
@@ -74,12 +70,8 @@ class ImageClassification:
         config, data = self.config, self.data
         indices = batch_indices(config.seed, step, len(data.train_images), config.batch_size)
         indices = indices[share.of(len(indices))]
-        augment: Callable[[Tensor], Tensor] | None = None
-        if config.augment:
-            generator = derived_generator(config.seed, "augmentation", step, share.index)
-            augment = lambda images: auto_augment(images, generator)  # noqa: E731
-        images = self.normalised(data.train_images[indices].to(device), augment)
-        return images, data.train_labels[indices].to(device)
+        draw = derived_generator(config.seed, "augmentation", step, share.index) if config.augment else None
+        return self._normalised(data.train_images[indices].to(device), draw), data.train_labels[indices].to(device)
 
     def loss(self, model: nn.Module, batch: ImageBatch, carry: Carry) -> tuple[Tensor, Carry]:
         images, labels = batch
@@ -89,7 +81,7 @@ class ImageClassification:
         images, labels = (part[share.index :: share.count] for part in (self.data.test_images, self.data.test_labels))
         loss, right = 0.0, 0
         for some, classes in zip(images.split(_TEST_BATCH), labels.split(_TEST_BATCH), strict=True):
-            scores = model(self.normalised(some.to(device))).double()
+            scores = model(self._normalised(some.to(device))).double()
             classes = classes.to(device)
             loss += F.cross_entropy(scores, classes, reduction="sum").item()
             right += int((scores.argmax(dim=-1) == classes).sum())
@@ -102,10 +94,10 @@ class ImageClassification:
     def describe(self) -> dict[str, Any]:
         return self.data.describe()
 
-    def normalised(self, pixels: Tensor, augment: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Bytes (batch, c, s, s) → channels of mean 0 and variance 1 over the training images."""
-        images = pixels.to(self._dtype) / self.data.white
-        if augment is not None:
-            images = augment(images)
+    def _normalised(self, pixels: Tensor, augmented: torch.Generator | None = None) -> Tensor:
+        """Bytes (batch, c, s, s) → channels of mean 0 and variance 1 over the training images; perhaps augmented."""
+        images = pixels.to(torch.float64 if self.config.precision == "float64" else torch.float32) / self.data.white
+        if augmented is not None:
+            images = auto_augment(images, augmented)
         mean, std = (images.new_tensor(value).view(-1, 1, 1) for value in (self.data.mean, self.data.std))
         return (images - mean) / std

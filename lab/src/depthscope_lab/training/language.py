@@ -12,13 +12,12 @@ from depthscope.remedies import DeEscalate, Remedy, apply
 from depthscope.remedies.deescalation import token_mean
 from depthscope_lab.models.carried_mean import CarriedMean
 from depthscope_lab.models.transformer_xl import Context, Memory, TransformerXL, TransformerXLConfig
-from depthscope_lab.training.building import mixings_in, remedy_of
 from depthscope_lab.training.config import LanguageConfig
 from depthscope_lab.training.data.token_stream import TokenRows
 from depthscope_lab.training.data.wikitext import Corpus
 from depthscope_lab.training.perplexity import Reading, evaluate, evaluate_without_future, perplexity_of
 from depthscope_lab.training.randomness import derived_generator
-from depthscope_lab.training.task import Carry, Share
+from depthscope_lab.training.task import Carry, Share, mixings_in, remedies_of
 
 
 @dataclass(frozen=True)
@@ -30,28 +29,6 @@ class Segment:
     begins: bool
 
 
-def model_config(config: LanguageConfig, vocabulary: int) -> TransformerXLConfig:
-    """The model of a configuration, with the mean that it carries."""
-    if config.initialiser is not None:
-        raise ValueError(
-            f"a Transformer-XL draws its weights by init_std, not by the initialiser {config.initialiser!r}: "
-            "leave it out of the variant"
-        )
-    return TransformerXLConfig(
-        vocabulary,
-        config.depth,
-        config.width,
-        config.heads,
-        config.ffn_width,
-        placement=config.wiring,
-        final_norm=config.final_norm,
-        dropout=config.dropout,
-        carried_mean=parts_of(config)[0],
-        context=Context(config.memory),
-        init_std=config.init_std,
-    )
-
-
 def parts_of(config: LanguageConfig) -> tuple[CarriedMean | None, list[Remedy]]:
     """The mean that the model carries from segment to segment, and the remedies that are put in by `apply`.
 
@@ -59,8 +36,7 @@ def parts_of(config: LanguageConfig) -> tuple[CarriedMean | None, list[Remedy]]:
     of `DeEscalate`, which the model can carry, is a part of it, at the FFN's input; elsewhere it is refused.
     """
     carried, others = None, []
-    for named in config.remedies:
-        remedy = remedy_of(named)
+    for named, remedy in zip(config.remedies, remedies_of(config), strict=True):
         if not isinstance(remedy, DeEscalate):
             others.append(remedy)
             continue
@@ -82,8 +58,27 @@ def build_transformer_xl(config: LanguageConfig, vocabulary: int) -> Transformer
 
     A remedy that mixes tokens up to a token's own would begin anew with every segment, and is refused.
     """
-    model = TransformerXL(model_config(config, vocabulary), derived_generator(config.seed, "weights"))
-    if remedies := parts_of(config)[1]:
+    if config.initialiser is not None:
+        raise ValueError(
+            f"a Transformer-XL draws its weights by init_std, not by the initialiser {config.initialiser!r}: "
+            "leave it out of the variant"
+        )
+    carried, remedies = parts_of(config)
+    shape = TransformerXLConfig(
+        vocabulary,
+        config.depth,
+        config.width,
+        config.heads,
+        config.ffn_width,
+        placement=config.wiring,
+        final_norm=config.final_norm,
+        dropout=config.dropout,
+        carried_mean=carried,
+        context=Context(config.memory),
+        init_std=config.init_std,
+    )
+    model = TransformerXL(shape, derived_generator(config.seed, "weights"))
+    if remedies:
         apply(model, *remedies)
         for remedy, mixings in mixings_in(model, remedies):
             if not mixings <= {"none", "full"}:
@@ -92,14 +87,6 @@ def build_transformer_xl(config: LanguageConfig, vocabulary: int) -> Transformer
                     f"of which the model carries none from segment to segment; {DeEscalate.name} it does carry"
                 )
     return model.double() if config.precision == "float64" else model
-
-
-def sees_future(model: TransformerXL, config: LanguageConfig) -> bool:
-    """Whether a token sees later ones: by the mean that the model carries, or by a remedy that was put in."""
-    carried = model.config.carried_mean
-    if carried is not None and carried.leaks:
-        return True
-    return any("full" in mixings for _, mixings in mixings_in(model, parts_of(config)[1]))
 
 
 def reading_of(config: LanguageConfig) -> Reading:
@@ -141,18 +128,19 @@ class LanguageModelling:
     def evaluate(self, model: nn.Module, share: Share, device: torch.device) -> dict[str, float]:
         """A model that sees the future is also read with it hidden, for a few segments: that takes long."""
         assert isinstance(model, TransformerXL)
+        few, carried = self.config.hidden_segments, model.config.carried_mean
+        mixings = mixings_in(model, parts_of(self.config)[1])
+        leaks = (carried is not None and carried.leaks) or any("full" in found for _, found in mixings)
         reading = replace(reading_of(self.config), part=slice(share.index, None, share.count))
         stream = self.data.test if self.config.evaluate_on == "test" else self.data.valid
-        sums = {"loss": 0.0, "count": 0.0}
-        if share.index < reading.rows:  # else there are more processes than rows
-            found = evaluate(model, stream, reading)
-            sums = {"loss": found.loss * found.tokens, "count": float(found.tokens)}
-        if self.config.hidden_segments and sees_future(model, self.config):
-            sums |= {"hidden_loss": 0.0, "hidden_count": 0.0}
-            if share.index < reading.rows:
-                few = replace(reading, segments=self.config.hidden_segments)
-                hidden = evaluate_without_future(model, stream, few)
-                sums |= {"hidden_loss": hidden.loss * hidden.tokens, "hidden_count": float(hidden.tokens)}
+        sums = {}
+        for prefix, read, segments in (("", evaluate, reading.segments), ("hidden_", evaluate_without_future, few)):
+            if prefix and not (few and leaks):
+                continue
+            sums |= {f"{prefix}loss": 0.0, f"{prefix}count": 0.0}
+            if share.index < reading.rows:  # else there are more processes than rows
+                found = read(model, stream, replace(reading, segments=segments))
+                sums |= {f"{prefix}loss": found.loss * found.tokens, f"{prefix}count": float(found.tokens)}
         return sums
 
     def report(self, means: dict[str, float]) -> dict[str, float]:

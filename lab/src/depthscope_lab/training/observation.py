@@ -26,8 +26,8 @@ from depthscope_lab.training.run import NonFiniteLoss, Run
 from depthscope_lab.training.session import Session, keep_metrics
 from depthscope_lab.training.task import Carry, Task
 
-BEHIND_FFN = "after_ffn"
-STATIONS = (BEHIND_FFN, "output")  # a rule that names none is asked at the first of them that the model shows
+AFTER_FFN = "after_ffn"
+STATIONS = (AFTER_FFN, "output")  # a rule that names none is asked at the first of them that the model shows
 WATCHED_MEASURES = ("token_similarity", "cosine_similarity")
 
 AFTER_THE_BLOCKS, ALL_FINITE = 1_000_000, 1_000_001  # greater than any block's number: the first is the least
@@ -37,7 +37,7 @@ AFTER_THE_BLOCKS, ALL_FINITE = 1_000_000, 1_000_001  # greater than any block's 
 def watching_depth(session: Session) -> Iterator[Watch | None]:
     """`depthscope.watch` around the loop, in the first process; gives None where nothing is watched.
 
-    Behind the FFN and at the block's end: a remedy stands between them, and at τ = 1 leaves 0. The scalars go to
+    After the FFN and at the block's end: a remedy stands between them, and at τ = 1 leaves 0. The scalars go to
     metrics and trackers with the step that was watched, the curves to `depth.jsonl`, and in the end, if
     matplotlib is there, the picture of the first to `depth.png` and to TensorBoard. What a rule of the run asks for is
     watched too.
@@ -48,7 +48,7 @@ def watching_depth(session: Session) -> Iterator[Watch | None]:
         return
 
     def keep(_step: int, scalars: dict[str, float]) -> None:
-        similarity = scalars.get(f"depth/{BEHIND_FFN}/t_sim_last", scalars.get("depth/t_sim_last", math.nan))
+        similarity = scalars.get(f"depth/{AFTER_FFN}/t_sim_last", scalars.get("depth/t_sim_last", math.nan))
         session.similarity = similarity
         keep_metrics(session, {"token_similarity": similarity, **scalars})
 
@@ -57,12 +57,11 @@ def watching_depth(session: Session) -> Iterator[Watch | None]:
         if alarm.stops and session.alarm is None:
             session.alarm = str(alarm)
 
-    measures, stations = watched(run)
-    nothing_to_see = session.position.step >= session.total
     try:
-        if nothing_to_see:
+        if session.position.step >= session.total:  # nothing to see
             yield None
         else:
+            measures, stations = _watched(run)
             options: dict[str, Any] = {"measures": measures, "stations": stations, "path": run.depth}
             found = watch(session.engine.entrance, run.watch_every, on_record=keep, on_alarm=tell, **options)
             found.gate = session.gate = make_gate(run.stop_if, run.warn_if, measures, stations, STATIONS)
@@ -76,11 +75,11 @@ def watching_depth(session: Session) -> Iterator[Watch | None]:
     _draw(session)
 
 
-def watched(run: Run) -> tuple[list[str], list[str]]:
+def _watched(run: Run) -> tuple[list[str], list[str]]:
     """The measures and the stations that a run watches: the usual ones, and those that its rules name."""
-    rules = run.rules("stop_if") + run.rules("warn_if")
-    stations = [*STATIONS, *(rule.station for rule in rules if rule.station is not None)]
-    return list(dict.fromkeys([*WATCHED_MEASURES, *(rule.measure for rule in rules)])), list(dict.fromkeys(stations))
+    stations = [*STATIONS, *(rule.station for rule in run.rules if rule.station is not None)]
+    measures = [*WATCHED_MEASURES, *(rule.measure for rule in run.rules)]
+    return list(dict.fromkeys(measures)), list(dict.fromkeys(stations))
 
 
 def require_rules(run: Run) -> None:
@@ -89,34 +88,30 @@ def require_rules(run: Run) -> None:
     for option, texts in (("--stop-if", run.stop_if), ("--warn-if", run.warn_if)):
         for text in texts:
             parse_condition(text, names, option, in_a_row=True)
-    make_gate(run.stop_if, run.warn_if, *watched(run), STATIONS)
+    make_gate(run.stop_if, run.warn_if, *_watched(run), STATIONS)
 
 
 def _draw(session: Session) -> None:
     """The picture of what was watched, also by a run that was killed before it came to draw."""
-    run = session.run
-    if not run.draw or not run.depth.exists() or (run.picture.exists() and session.position.step >= session.total):
+    run, step = session.run, session.position.step
+    if not run.draw or not run.depth.exists() or (run.picture.exists() and step >= session.total):
         return
     try:
         require("matplotlib.figure", "figures")
         records = load_records(run.depth)
-        station = BEHIND_FFN if (records["station"] == BEHIND_FFN).any() else "output"
-        picture = heat_map(records, station=station)
+        picture = heat_map(records, station=AFTER_FFN if (records["station"] == AFTER_FFN).any() else "output")
         write_whole(run.picture, lambda path: picture.savefig(path, dpi=120))
-        for tracker in session.engine.accelerator.trackers:
-            _send(session, tracker, picture)
     except MissingExtra:
         return
     except (OSError, ValueError) as error:  # a picture is not worth a run
         session.display.say(f"{run.picture} was not drawn: {error}")
-
-
-def _send(session: Session, tracker: Any, picture: Any) -> None:
-    try:
-        if (send := sender(tracker)) is not None:
-            send(picture, session.position.step)
-    except Exception as error:  # other people's code: a picture is not worth a run
-        session.display.say(f"the picture of the depth was not logged: {type(error).__name__}: {error}")
+        return
+    for tracker in session.engine.accelerator.trackers:
+        try:
+            if (send := sender(tracker)) is not None:
+                send(picture, step)
+        except Exception as error:  # other people's code: nor is sending it
+            session.display.say(f"the picture of the depth was not logged: {type(error).__name__}: {error}")
 
 
 def first_nonfinite_block(task: Task, model: nn.Module, batch: Any, carry: Carry) -> int:
@@ -127,23 +122,11 @@ def first_nonfinite_block(task: Task, model: nn.Module, batch: Any, carry: Carry
     found: list[int] = []
 
     def look(visit: Visit, _station: str, tokens: Tensor, _source: Tensor) -> None:
-        if found:
-            return
-        if visit.number == 1 and not bool(visit.entered.isfinite().all()):
+        if not found and visit.number == 1 and not bool(visit.entered.isfinite().all()):
             found.append(0)
-        elif not bool(tokens.isfinite().all()):
+        elif not found and not bool(tokens.isfinite().all()):
             found.append(visit.number)
 
     with torch.no_grad(), Machine(model, anatomy_of(model), Listen({"output"}, look)):
         loss, _ = task.loss(model, batch, carry)
-    if found:
-        return found[0]
-    return ALL_FINITE if bool(loss.isfinite()) else AFTER_THE_BLOCKS
-
-
-def nonfinite_weight(model: nn.Module) -> str | None:
-    """The first weight that has a nan or an infinity, by name."""
-    for name, parameter in model.named_parameters():
-        if not bool(parameter.isfinite().all()):
-            return name
-    return None
+    return found[0] if found else ALL_FINITE if bool(loss.isfinite()) else AFTER_THE_BLOCKS

@@ -7,8 +7,6 @@ whole segments is not one that it has when it writes. `evaluate_without_future` 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,10 +29,6 @@ class StreamLoss:
     loss: float
     tokens: int
 
-    @property
-    def perplexity(self) -> float:
-        return perplexity_of(self.loss)
-
 
 @dataclass(frozen=True)
 class Reading:
@@ -55,13 +49,7 @@ def evaluate(model: TransformerXL, tokens: np.ndarray, reading: Reading = Readin
 
     With `segment=1` the model reads token by token. For a causal model with `same_length` that changes nothing.
     """
-
-    def losses(ids: Tensor, targets: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
-        prediction = model(ids, targets, memory, reading.context)
-        assert prediction.losses is not None
-        return prediction.losses, prediction.memory
-
-    return _mean_loss(model, tokens, reading, losses)
+    return _mean_loss(model, tokens, reading, hidden=False)
 
 
 def evaluate_without_future(model: TransformerXL, tokens: np.ndarray, reading: Reading = Reading()) -> StreamLoss:
@@ -72,47 +60,44 @@ def evaluate_without_future(model: TransformerXL, tokens: np.ndarray, reading: R
     same loss as with `evaluate`, up to rounding. The memory holds earlier segments as whole passes left them:
     by then all their tokens are known.
     """
-
-    def losses(ids: Tensor, targets: Tensor, memory: Memory | None) -> tuple[Tensor, Memory]:
-        found = []
-        for seen in range(1, ids.shape[1] + 1):
-            prediction = model(ids[:, :seen], memory=memory, context=reading.context)
-            found.append(model.softmax(prediction.hidden[:, -1:], targets[:, seen - 1 : seen]))
-        return torch.cat(found, dim=1), prediction.memory  # the last pass was over the whole segment
-
-    return _mean_loss(model, tokens, reading, losses)
+    return _mean_loss(model, tokens, reading, hidden=True)
 
 
-def _mean_loss(
-    model: TransformerXL,
-    tokens: np.ndarray,
-    reading: Reading,
-    losses: Callable[[Tensor, Tensor, Memory | None], tuple[Tensor, Memory]],
-) -> StreamLoss:
+def _mean_loss(model: TransformerXL, tokens: np.ndarray, reading: Reading, *, hidden: bool) -> StreamLoss:
+    """Without dropout; every module is left in the mode it was in."""
     rows = TokenRows(tokens, reading.rows)
-    count = rows.segments(reading.segment)
-    device = model.softmax.weight.device
-    total, number, memory = 0.0, 0, None
-    with torch.no_grad(), _evaluating(model):
-        for index in range(count if reading.segments is None else min(count, reading.segments)):
-            ids, targets = (
-                part.to(device) for part in rows.segment(index, reading.segment, reading.part or slice(None))
-            )
-            found, memory = losses(ids, targets, memory)
-            total += found.double().sum().item()
-            number += found.numel()
+    device, part = model.softmax.weight.device, reading.part or slice(None)
+    total, number = 0.0, 0
+    memory: Memory | None = None
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            for index in range(rows.segments(reading.segment))[: reading.segments]:
+                ids, targets = (each.to(device) for each in rows.segment(index, reading.segment, part))
+                losses, memory = (_hidden_losses if hidden else _losses)(model, ids, targets, memory, reading.context)
+                total += losses.double().sum().item()
+                number += losses.numel()
+    finally:
+        for module, training in modes:
+            module.training = training
     if number == 0:
         raise ValueError(f"expected at least 1 segment to read, got {reading.segments}")
     return StreamLoss(total / number, number)
 
 
-@contextmanager
-def _evaluating(model: TransformerXL) -> Iterator[None]:
-    """Without dropout; every module is left in the mode it was in."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
+def _losses(
+    model: TransformerXL, ids: Tensor, targets: Tensor, memory: Memory | None, context: Context
+) -> tuple[Tensor, Memory]:
+    prediction = model(ids, targets, memory, context)
+    return prediction.losses, prediction.memory
+
+
+def _hidden_losses(
+    model: TransformerXL, ids: Tensor, targets: Tensor, memory: Memory | None, context: Context
+) -> tuple[Tensor, Memory]:
+    found = []
+    for seen in range(1, ids.shape[1] + 1):
+        prediction = model(ids[:, :seen], memory=memory, context=context)
+        found.append(model.softmax(prediction.hidden[:, -1:], targets[:, seen - 1 : seen]))
+    return torch.cat(found, dim=1), prediction.memory  # the last pass was over the whole segment

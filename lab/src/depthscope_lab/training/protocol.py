@@ -25,9 +25,7 @@ APART = 1.01  # between neighbours of a grid, at least: rates are told apart by 
 SEEDS = 3
 _TUNING_SEED = 0  # of the runs that choose; the fresh ones begin at 1
 
-Told = Callable[
-    [str, int, Sequence[Cell], int], object
-]  # what is being done, how many are done, which run, of how many
+Progress = Callable[[str, int, Sequence[Cell], int], object]  # what is being done, runs done, running ones, of how many
 
 
 @dataclass(frozen=True)
@@ -42,13 +40,13 @@ class Protocol:
     def __post_init__(self) -> None:
         if len(self.factors) < 2:
             raise ValueError(f"expected at least 2 rates to choose from, got {len(self.factors)}")
+        given = ", ".join(f"{factor:.9g}" for factor in self.factors)
         if not all(math.isfinite(factor) and factor > 0 for factor in self.factors):
-            raise ValueError(f"expected factors of a rate above 0, got {_listed(self.factors)}")
-        ordered = sorted(self.factors)
-        if any(less * APART > more for less, more in pairwise(ordered)):
-            raise ValueError(f"expected rates that differ by 1 % or more, got the factors {_listed(self.factors)}")
+            raise ValueError(f"expected factors of a rate above 0, got {given}")
+        if any(less * APART > more for less, more in pairwise(sorted(self.factors))):
+            raise ValueError(f"expected rates that differ by 1 % or more, got the factors {given}")
         if len(self.seeds) < SEEDS:
-            raise ValueError(f"expected at least {SEEDS} seeds, as fewer have no interval, got {len(self.seeds)}")
+            raise ValueError(f"expected at least {SEEDS} seeds, as fewer show no spread, got {len(self.seeds)}")
 
     @property
     def runs_each(self) -> tuple[int, int]:
@@ -57,20 +55,16 @@ class Protocol:
         return least, least + self.more
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values, from which `Protocol.from_json` makes the same."""
+        """Plain values."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-
-    @staticmethod
-    def from_json(found: Mapping[str, Any]) -> Protocol:
-        return Protocol(int(found["steps"]), tuple(found["factors"]), int(found["more"]), tuple(found["seeds"]))
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The rate of a variant at a depth, and what it was chosen from."""
+    """The rate of a configuration, and what was tried: rate → validation loss, infinite where the run failed."""
 
-    config: TrainingConfig  # with the recipe's own rate
-    tried: Mapping[float, float]  # rate → validation loss; infinite where the run failed
+    config: TrainingConfig
+    tried: dict[float, float]
     lr: float
 
     @property
@@ -79,14 +73,9 @@ class Choice:
         return edge_of(self.tried, self.lr)
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "variant": self.config.variant,
-            "depth": self.config.depth,
-            "warmup_steps": self.config.warmup_steps,
-            "lr": self.lr,
-            "edge": self.edge,
-            "tried": [{"lr": lr, "valid_loss": loss} for lr, loss in sorted(self.tried.items())],
-        }
+        tried = [{"lr": lr, "valid_loss": loss} for lr, loss in sorted(self.tried.items())]
+        place = {name: getattr(self.config, name) for name in ("variant", "depth", "warmup_steps")}
+        return {**place, "lr": self.lr, "edge": self.edge, "tried": tried}
 
 
 def fresh_seeds(count: int) -> tuple[int, ...]:
@@ -98,7 +87,7 @@ def fresh_seeds(count: int) -> tuple[int, ...]:
 
 def prepared(configs: Sequence[TrainingConfig]) -> list[TrainingConfig]:
     """The same reading for all: where one sees the future, all are judged on the segments that it reads without it."""
-    if not any(_leaks(config) for config in configs):
+    if not any(dict(remedy.options).get("allow_leak") for config in configs for remedy in config.remedies):
         return list(configs)
     return [
         config.changed(eval_segments=config.hidden_segments) if isinstance(config, LanguageConfig) else config
@@ -107,35 +96,40 @@ def prepared(configs: Sequence[TrainingConfig]) -> list[TrainingConfig]:
 
 
 def run_protocol(
-    configs: Sequence[TrainingConfig], protocol: Protocol, launch: Launch, told: Told = lambda *_: None
+    configs: Sequence[TrainingConfig], protocol: Protocol, launch: Launch, progress: Progress = lambda *_: None
 ) -> tuple[list[Choice], list[Result]]:
     """Chooses the rates, then measures. Interrupted at any point, the same call goes on from there.
 
     `configs` has one per variant and depth, with its own learning rate.
     """
-    choices = choose_rates(configs, protocol, launch, told)
-    cells = [measuring(choice, protocol, seed) for seed in protocol.seeds for choice in choices]
-    return choices, run_cells(cells, launch, lambda done, running: told("measuring", done, running, len(cells)))
+    choices = choose_rates(configs, protocol, launch, progress)
+    same = {"steps": protocol.steps, "evaluate_on": "test"}
+    cells = [
+        Cell(choice.config.changed(lr=choice.lr, seed=seed, **same), f"{protocol.steps}steps-test")
+        for seed in protocol.seeds
+        for choice in choices
+    ]
+    return choices, run_cells(cells, launch, lambda done, running: progress("measuring", done, running, len(cells)))
 
 
 def choose_rates(
-    configs: Sequence[TrainingConfig], protocol: Protocol, launch: Launch, told: Told = lambda *_: None
+    configs: Sequence[TrainingConfig], protocol: Protocol, launch: Launch, progress: Progress = lambda *_: None
 ) -> list[Choice]:
     """The rate with the least validation loss, for every configuration."""
     tried: list[dict[float, float]] = [{} for _ in configs]
     wanted = [[rounded(config.lr * factor) for factor in protocol.factors] for config in configs]
-    for _ in range(protocol.more + 1):
+    while any(wanted):
         cells = {
-            tuning(config, protocol, lr): (tried[place], lr)
-            for place, config in enumerate(configs)
-            for lr in wanted[place]
+            tuning(config, protocol, lr): (losses, lr)
+            for config, losses, rates in zip(configs, tried, wanted, strict=True)
+            for lr in rates
         }
-        if not cells:
-            break
-        watching = _watching(told, len(cells))
-        for result in run_cells(list(cells), launch, watching):
+        total = len(cells)
+        for result in run_cells(
+            list(cells), launch, lambda done, running, total=total: progress("choosing rates", done, running, total)
+        ):
             losses, lr = cells[result.cell]
-            losses[lr] = validation_loss(result, launch)
+            losses[lr] = _validation_loss(result, launch)
         wanted = [beyond(losses, len(protocol.factors), protocol.more) for losses in tried]
     return [Choice(config, losses, best(losses)) for config, losses in zip(configs, tried, strict=True)]
 
@@ -146,13 +140,7 @@ def tuning(config: TrainingConfig, protocol: Protocol, lr: float) -> Cell:
     return Cell(changed, f"{protocol.steps}steps-validation")
 
 
-def measuring(choice: Choice, protocol: Protocol, seed: int) -> Cell:
-    """A run that is judged."""
-    changed = choice.config.changed(lr=choice.lr, steps=protocol.steps, seed=seed, evaluate_on="test")
-    return Cell(changed, f"{protocol.steps}steps-test")
-
-
-def validation_loss(result: Result, launch: Launch) -> float:
+def _validation_loss(result: Result, launch: Launch) -> float:
     """At the end of a run, without the future where the model sees it; infinite if the run failed or was stopped."""
     if result.failed is not None or result.stopped is not None:
         return math.inf
@@ -178,16 +166,6 @@ def rounded(lr: float) -> float:
     return float(f"{lr:.6g}")
 
 
-def search_rates(grid: Sequence[float], more: int, loss_at: Callable[[float], float]) -> dict[float, float]:
-    """Rate → loss, of a grid that grows as that of `choose_rates` does, one run after the other."""
-    tried: dict[float, float] = {}
-    wanted = list(grid)
-    while wanted:
-        tried |= {rate: loss_at(rate) for rate in wanted}
-        wanted = beyond(tried, len(grid), more)
-    return tried
-
-
 def beyond(losses: Mapping[float, float], grid: int, more: int) -> list[float]:
     """The next rate, where the best is at an edge: as far from it as its neighbour is.
 
@@ -199,16 +177,3 @@ def beyond(losses: Mapping[float, float], grid: int, more: int) -> list[float]:
     if chosen == rates[0]:
         return [rounded(chosen * rates[0] / rates[1])]
     return [rounded(chosen * rates[-1] / rates[-2])] if chosen == rates[-1] else []
-
-
-def _listed(numbers: Sequence[float]) -> str:
-    return ", ".join(f"{number:.9g}" for number in numbers)
-
-
-def _leaks(config: TrainingConfig) -> bool:
-    """Whether a remedy says of itself that it may see later tokens."""
-    return any(dict(remedy.options).get("allow_leak") for remedy in config.remedies)
-
-
-def _watching(told: Told, total: int) -> Callable[[int, Sequence[Cell]], object]:
-    return lambda done, running: told("choosing rates", done, running, total)

@@ -39,13 +39,14 @@ class Run:
         for name in ("checkpoint_every", "evaluate_every", "log_every", "keep", "watch_every"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"expected {name} of at least 1, got {value}")
-        if self.rules("stop_if") + self.rules("warn_if") and self.watch_every is None:
+        if self.rules and self.watch_every is None:
             raise ValueError("--stop-if and --warn-if are asked of watched steps, and watch_every=none watches none")
 
-    def rules(self, name: Literal["stop_if", "warn_if"]) -> list[Condition]:
-        """As they were given; whether there are such measures is not known here."""
-        option = f"--{name.replace('_', '-')}"
-        return [parse_condition(text, None, option, in_a_row=True) for text in getattr(self, name)]
+    @property
+    def rules(self) -> list[Condition]:
+        """Of both kinds, as they were given; whether there are such measures is not known here."""
+        options = ("--stop-if", self.stop_if), ("--warn-if", self.warn_if)
+        return [parse_condition(text, None, option, in_a_row=True) for option, texts in options for text in texts]
 
     @property
     def checkpoints(self) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +18,30 @@ from depthscope.locks import owned
 from depthscope.report.formats import checkpoints_in
 from depthscope.sealed import record_writer
 from depthscope.watching.gate import Gate
-from depthscope_lab.training.building import recorded
 from depthscope_lab.training.checkpoint import (
     Checkpoint,
     CheckpointNotWritten,
     Files,
     NotFinite,
+    model_tensors,
     newest_until,
+    optimizer_tensors,
     read_newest,
     refuse_obstacles,
-    remove_surplus,
+    remove_others,
     require_finite,
+    restore_model,
+    restore_optimizer,
     write_checkpoint,
 )
 from depthscope_lab.training.config import TrainingConfig, as_now, differences
 from depthscope_lab.training.display import Display
-from depthscope_lab.training.engine import Engine, shares_of, summed
-from depthscope_lab.training.metrics import append_metrics, keep_until
+from depthscope_lab.training.engine import Engine, summed
+from depthscope_lab.training.logs import append_metrics, keep_until
 from depthscope_lab.training.run import NonFiniteLoss, Run
-from depthscope_lab.training.state import (
-    carries_of,
-    gather_carries,
-    model_tensors,
-    optimizer_tensors,
-    restore_model,
-    restore_optimizer,
-)
-from depthscope_lab.training.task import Carry, Task
+from depthscope_lab.training.task import Carry, Task, recorded, total_steps
+
+_RECORD = {"config", "data", "versions", "tied", "optimizer", "scaler", "processes", "loss since last log", "metrics"}
 
 
 @dataclass
@@ -81,28 +78,12 @@ class Session:
     gate: Gate | None = None  # of the watch, in the process that watches
     alarm: str | None = None  # why it asked to stop
 
-    @property
-    def total(self) -> int:
-        """How many steps the run has."""
-        return total_steps(self.task, self.config)
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """What computes: other versions may give other numbers."""
-        return {"depthscope": __version__, "torch": str(torch.__version__)}
-
-    @cached_property
-    def description(self) -> dict[str, Any]:
-        """What a run must have in common with its continuation."""
-        return {"config": recorded(self.config), "data": self.task.describe()}
-
-
-_RECORD = {"config", "data", "versions", "tied", "optimizer", "scaler", "processes", "loss since last log", "metrics"}
-
-
-def total_steps(task: Task, config: TrainingConfig) -> int:
-    """`steps`, or as many as the epochs have."""
-    return config.steps or config.epochs * task.steps_per_epoch
+    def __post_init__(self) -> None:
+        self.total = total_steps(self.task, self.config)
+        # Other versions may give other numbers.
+        self.versions = {"depthscope": __version__, "torch": str(torch.__version__)}
+        # What a run must have in common with its continuation.
+        self.description = {"config": recorded(self.config), "data": self.task.describe()}
 
 
 @contextmanager
@@ -129,28 +110,35 @@ def owning(engine: Engine, run: Run) -> Iterator[None]:
 
 def begin(session: Session) -> None:
     """From the newest whole checkpoint if asked to continue, else from the start in an unused folder."""
-    run, engine = session.run, session.engine
+    run, engine, say = session.run, session.engine, session.display.say
     refuse_obstacles(run.checkpoints)
     there = checkpoints_in(run.checkpoints)
     if there and not run.resume:
         raise ValueError(
             f"{str(run.out)!r} has a run up to {there[-1].name}: --resume continues it, or choose another --out"
         )
-    found = read_newest(run.checkpoints, session.display.say, partial(_check, session)) if run.resume else None
-    if found is None:
+    found = read_newest(run.checkpoints, say, partial(_check, session)) if run.resume else None
+    if found is not None:
+        _restore(session, found)
+    else:
         session.position.carries = [None] * session.config.accumulate
         if run.resume:
-            session.display.say(f"no checkpoint in {run.out}: starting at step 0")
-    else:
-        _restore(session, found)
+            say(f"no checkpoint in {run.out}: starting at step 0")
     step = session.position.step
     if engine.is_main:
-        _tidy(session)
-        if found is not None:
-            remove_surplus(found.path, run.keep, _up_to(session, Gate.goods_in(session.position.gate)))
-        for name, written in (found.record.get("logs", {}) if found is not None else {}).items():
-            if _log_sums(run).get(name) != written:
-                session.display.say(f"{run.out / name} is not what this run wrote up to step {step}: do not trust it")
+        # What was written after the checkpoint, or by a run that never had one, goes: it will be computed again.
+        for path in (run.metrics, run.depth):
+            if damaged := keep_until(path, step):
+                say(f"{damaged} lines of {path} could not be read and are left out")
+        if found is None:
+            run.picture.unlink(missing_ok=True)
+        else:
+            if there[-1] == found.path:  # else later ones are damaged: what is there may be needed
+                goods = Gate.goods_in(session.position.gate)
+                remove_others(run.checkpoints, step, run.keep, _up_to(session, goods))
+            for name, written in found.record.get("logs", {}).items():
+                if _log_sums(run).get(name) != written:
+                    say(f"{run.out / name} is not what this run wrote up to step {step}: do not trust it")
         about = {**session.description, "versions": session.versions}
         write_whole(run.out / "config.json", record_writer("training", 1, about))
     if run.tracker != "none":
@@ -160,21 +148,6 @@ def begin(session: Session) -> None:
             init_kwargs={"tensorboard": {"purge_step": step + 1 if step else 0}},
         )
     engine.accelerator.wait_for_everyone()
-
-
-def _tidy(session: Session) -> None:
-    """What was written after the checkpoint, or by a run that never had one, goes: it will be computed again."""
-    run, step = session.run, session.position.step
-    for path in (run.metrics, run.depth):
-        if damaged := keep_until(path, step):
-            session.display.say(f"{damaged} lines of {path} could not be read and are left out")
-    if step == 0:
-        run.picture.unlink(missing_ok=True)
-
-
-def _log_sums(run: Run) -> dict[str, Any]:
-    """Of what a run has written line by line until now."""
-    return {path.name: sum_of(path) for path in (run.metrics, run.depth) if path.exists()}
 
 
 def keep_metrics(session: Session, values: Mapping[str, float]) -> None:
@@ -191,7 +164,12 @@ def keep_metrics(session: Session, values: Mapping[str, float]) -> None:
 def save(session: Session) -> None:
     """Writes a checkpoint; all processes learn whether it is there."""
     engine, position = session.engine, session.position
-    carry = gather_carries(engine.accelerator, position.carries)
+    carry: dict[str, Tensor] = {}  # `share.key` → tensor, of every process; empty without a memory
+    for part, one in enumerate(position.carries):
+        for key, tensor in (one or {}).items():
+            everyones = engine.accelerator.gather(tensor.unsqueeze(0).contiguous())  # (processes, …)
+            for process, own in enumerate(everyones):
+                carry[f"{process * len(position.carries) + part}.{key}"] = own
     failure: Exception | None = None
     if engine.is_main:
         try:
@@ -212,7 +190,7 @@ def save(session: Session) -> None:
 
 def _write(session: Session, carry: Mapping[str, Tensor]) -> Path:
     """A checkpoint from which a run can go on: what is not finite is refused."""
-    engine, position = session.engine, session.position
+    engine, position, run = session.engine, session.position, session.run
     if session.gate is not None:
         position.gate = session.gate.state()
     weights, tied = model_tensors(engine.plain)
@@ -229,17 +207,12 @@ def _write(session: Session, carry: Mapping[str, Tensor]) -> Path:
         "processes": engine.processes,
         "loss since last log": [position.loss_sum, position.loss_count],
         "metrics": position.metrics,
-        "logs": _log_sums(session.run),
+        "logs": _log_sums(run),
         "gate": position.gate,
     }
-    folder = session.run.checkpoints
-    return write_checkpoint(folder, position.step, files, record, session.run.keep, _good(session))
-
-
-def _good(session: Session) -> set[Path]:
-    """By each rule of the gate the last good checkpoint: it is not removed, however many there are after it."""
-    goods = [] if session.gate is None else session.gate.goods
-    return _up_to(session, goods)
+    # By each rule of the gate the last good checkpoint is not removed, however many there are after it.
+    goods = _up_to(session, [] if session.gate is None else session.gate.goods)
+    return write_checkpoint(run.checkpoints, position.step, files, record, run.keep, goods)
 
 
 def _up_to(session: Session, steps: Iterable[int | None]) -> set[Path]:
@@ -247,13 +220,18 @@ def _up_to(session: Session, steps: Iterable[int | None]) -> set[Path]:
     return {path for step in steps if (path := newest_until(session.run.checkpoints, step)) is not None}
 
 
+def _log_sums(run: Run) -> dict[str, Any]:
+    """Of what a run has written line by line until now."""
+    return {path.name: sum_of(path) for path in (run.metrics, run.depth) if path.exists()}
+
+
 def _require_finite(session: Session, files: Files) -> None:
     """Of the weights without buffers: a mask may well be infinite."""
     buffers = {name for name, _ in session.engine.plain.named_buffers(remove_duplicate=False)}
-    weights = {name: weight for name, weight in files.get("model", {}).items() if name not in buffers}
-    require_finite({f"the weight {name}": weight for name, weight in weights.items()})
-    require_finite({f"the optimizer's {name}": tensor for name, tensor in files.get("optimizer", {}).items()})
-    require_finite({f"the memory {name}": tensor for name, tensor in files.get("carry", {}).items()})
+    named = {"model": "the weight", "optimizer": "the optimizer's", "carry": "the memory"}
+    for file, called in named.items():
+        tensors = files.get(file, {}).items()
+        require_finite({f"{called} {name}": one for name, one in tensors if file != "model" or name not in buffers})
 
 
 def _check(session: Session, found: Checkpoint) -> None:
@@ -267,22 +245,18 @@ def _check(session: Session, found: Checkpoint) -> None:
 
 
 def _restore(session: Session, found: Checkpoint) -> None:
-    engine, config, record = session.engine, session.config, found.record
+    engine, config, record, say = session.engine, session.config, found.record, session.display.say
     before = {"config": as_now(record["config"], config), "data": record["data"]}
     changed = [line for part in before for line in differences(before[part], session.description[part])]
     if changed:
         raise ValueError(f"--resume continues a run as it was; changed since: {'; '.join(changed)}")
-    shares = engine.processes * config.accumulate
     carry = found.files.get("carry", {})
-    if carry and len({name.split(".")[0] for name in carry}) != shares:
+    if carry and len({name.split(".")[0] for name in carry}) != engine.processes * config.accumulate:
         raise ValueError(f"the memory of this run is for {record['processes']} processes, got {engine.processes}")
     if record["processes"] != engine.processes:
-        session.display.say(
-            f"begun with {record['processes']} processes, continued with {engine.processes}: equal up to rounding"
-        )
-    others = differences(record["versions"], session.versions)
-    if others:
-        session.display.say(f"begun with other versions, so the numbers may differ: {'; '.join(others)}")
+        say(f"begun with {record['processes']} processes, continued with {engine.processes}: equal up to rounding")
+    if others := differences(record["versions"], session.versions):
+        say(f"begun with other versions, so the numbers may differ: {'; '.join(others)}")
     try:
         restore_model(engine.plain, found.files["model"], record["tied"])
         restore_optimizer(engine.optimizer, found.files["optimizer"], record["optimizer"])
@@ -291,14 +265,11 @@ def _restore(session: Session, found: Checkpoint) -> None:
         raise ValueError(f"the checkpoint {str(found.path)!r} is not of the model that is built now: {text}") from None
     if engine.accelerator.scaler is not None:
         engine.accelerator.scaler.load_state_dict(record["scaler"])
-    loss_sum, loss_count = record["loss since last log"]
-    session.position = Position(
-        found.step,
-        carries_of(carry, shares_of(engine, config), engine.device),
-        loss_sum,
-        loss_count,
-        record["metrics"],
-        found.path,
-        record.get("gate", {}),
-    )
-    session.display.say(f"continuing at step {found.step} of {session.total} from {found.path}")
+    carries: list[Carry] = []
+    for share in engine.shares:
+        own = {name.split(".", 1)[1]: one for name, one in carry.items() if name.split(".", 1)[0] == str(share.index)}
+        carries.append({key: one.to(engine.device) for key, one in own.items()} or None)
+    loss = record["loss since last log"]
+    gate = record.get("gate", {})
+    session.position = Position(found.step, carries, *loss, record["metrics"], found.path, gate)
+    say(f"continuing at step {found.step} of {session.total} from {found.path}")

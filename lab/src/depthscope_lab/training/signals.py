@@ -1,17 +1,13 @@
-"""SIGINT and SIGTERM: noted, so that a run can save its work before it ends; and the end of the parent process."""
+"""SIGINT and SIGTERM: noted, so that a run can save its work before it ends."""
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
@@ -28,10 +24,10 @@ def stop_on_signal() -> Iterator[StopRequest]:
     Outside the main thread Python gives no signals, and nothing is done.
     """
     request = StopRequest()
-    if threading.current_thread() is not threading.main_thread():
-        yield request
-        return
     before: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        handlers = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+        before = {one: handler for one, handler in handlers.items() if handler is not signal.SIG_IGN}
 
     def put_back() -> None:
         for one, handler in before.items():
@@ -41,23 +37,9 @@ def stop_on_signal() -> Iterator[StopRequest]:
         request.signal = signal.Signals(number)
         put_back()
 
-    for one in _SIGNALS:
-        if (handler := signal.getsignal(one)) is not signal.SIG_IGN:
-            before[one] = handler
     try:
         for one in before:
             signal.signal(one, note)
         yield request
     finally:
         put_back()
-
-
-def end_with_stdin() -> None:
-    """SIGTERM to this process once standard input ends: a pipe that our parent holds, and the kernel closes with it."""
-
-    def wait() -> None:
-        while os.read(sys.stdin.fileno(), 1):
-            pass
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=wait, daemon=True).start()

@@ -69,7 +69,7 @@ def training(material: Material) -> Drawing | None:
 
 
 def compared(material: Material) -> Drawing | None:
-    """What a fair comparison judged by, against depth: mean and bootstrap interval of every variant."""
+    """What a fair comparison judged by, against depth: mean and range of every variant."""
     rows = []
     several = len(material.subjects) > 1
     for item in material.subjects:
@@ -99,8 +99,8 @@ def compared(material: Material) -> Drawing | None:
     points = chart.mark_point(filled=True, size=60).encode(y=alt.Y("value:Q", title="test loss"))
     return Drawing(
         "Which variant, how deep",
-        "The test loss of each variant at the learning rate that suits it: the mean over fresh seeds, and as a bar the "
-        "bootstrap's 95 %. Variants whose bars overlap at a depth are called equal there.",
+        "The test loss of each variant at the learning rate that suits it: the mean over fresh seeds, and as a bar "
+        "the least and the greatest of them.",
         at_pointer([bars, points], rule=False),
         {"compared": {}},
         section="Training",

@@ -72,7 +72,7 @@ class Config:
 def compute(config: Config, progress: Share) -> pd.DataFrame:
     """Rows by kind, state (fresh, trained), seed and block: the three measures, loss and accuracy, outside_smooth,
     outside_sharpen, negative_share (of H), negative_gains (of LN); rows of state "tuning": the loss by rate."""
-    data = load_digits() if config.data is None else load_cifar10(config.data, allow_incomplete=True)
+    data = load_digits() if config.data is None else load_cifar10(config.data)
     work = Work(len(KINDS) * (len(config.rates) + config.trials) * config.training.steps, progress)
     frames: list[pd.DataFrame] = []
     held_back, seed = data.for_tuning(), config.seed + TUNING_SEED

@@ -24,10 +24,10 @@ from depthscope_lab.papers.study import Study
 from depthscope_lab.papers.vocabulary import Claim, judge
 from depthscope_lab.training.comparison import Launch
 from depthscope_lab.training.comparison_results import final_values
-from depthscope_lab.training.loading import make_empty_task
+from depthscope_lab.training.loading import make_task
 from depthscope_lab.training.protocol import Protocol
 from depthscope_lab.training.recipes import RECIPES
-from depthscope_lab.training.session import total_steps
+from depthscope_lab.training.task import total_steps
 from depthscope_lab.training.variants import YU_ZHANG as VARIANTS
 from depthscope_lab.training.variants import label_of
 
@@ -48,7 +48,6 @@ class Config:
     lr: float = 3e-4  # the middle of the grid, the same for all
     more: int = 1  # rates beyond the grid
     data: str | None = None
-    allow_incomplete: bool = False
     trials: int = 3  # fresh seeds, at least 3
     seed: int = 0  # the seeds that are judged follow it; rates are chosen with seed 0
 
@@ -65,12 +64,12 @@ def compute(config: Config, progress: Share, folder: Path) -> pd.DataFrame:
         return pd.DataFrame(columns=COLUMNS)
     recipe = RECIPES[config.recipe]
     configs = [recipe(variant).changed(lr=config.lr, **config.settings) for variant in VARIANTS]
-    steps = config.steps or total_steps(make_empty_task(configs[0]), configs[0])
+    steps = config.steps or total_steps(make_task(configs[0], empty=True), configs[0])
     seeds = tuple(range(config.seed + 1, config.seed + 1 + config.trials))
     protocol = Protocol(steps, more=config.more, seeds=seeds)
     often = {} if config.steps is None else {"evaluate_every": steps, "checkpoint_every": 100}
     options = {"tracker": "none", "draw": False, **often}
-    launch = Launch(folder / config.form, config.data, config.allow_incomplete, in_process=True, options=options)
+    launch = Launch(folder / config.form, config.data, in_process=True, options=options)
     return train_fairly(configs, protocol, launch, progress)
 
 
@@ -118,8 +117,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             "",
         ),
         (
-            f"{likeness:.2f} of pre-norm's progress in test loss; test loss and 95 % bootstrap interval over the "
-            f"seeds: {intervals}",
+            f"{likeness:.2f} of pre-norm's progress in test loss; test loss and its range over the seeds: {intervals}",
             likeness >= ALIKE,
             "",
         ),
@@ -164,5 +162,5 @@ STUDY = Study(
     claims,
     in_folder=True,
     scales={"paper": Config("paper", "vit-cifar10", settings={}, steps=None, lr=1e-4)},
-    with_data=Config("cifar10", "vit-cifar10", settings=NARROW, steps=150, allow_incomplete=True),
+    with_data=Config("cifar10", "vit-cifar10", settings=NARROW, steps=150),
 )

@@ -28,12 +28,11 @@ from depthscope_lab.papers.trained import steps
 from depthscope_lab.papers.vocabulary import Claim, Work, axis, curve, judge, line, rows, spell
 from depthscope_lab.training.config import LanguageConfig
 from depthscope_lab.training.data.wikitext import Corpus, load_manual, load_wikitext
+from depthscope_lab.training.engine import learning_rate
 from depthscope_lab.training.language import LanguageModelling, reading_of
-from depthscope_lab.training.optimiser import QuickAdamW
 from depthscope_lab.training.perplexity import evaluate, evaluate_without_future
 from depthscope_lab.training.randomness import derived_seed, seeded
 from depthscope_lab.training.recipes import txl_manual, txl_wikitext103
-from depthscope_lab.training.schedule import learning_rate
 from depthscope_lab.training.task import Carry
 from depthscope_lab.training.task import Share as Part
 
@@ -119,7 +118,9 @@ def run_case(config: LanguageConfig, corpus: Corpus, hidden_segments: int, told:
     with seeded(derived_seed(config.seed, "build")):
         model = task.build().train()
     assert isinstance(model, TransformerXL)
-    optimiser = QuickAdamW(model.parameters(), config.lr, (config.beta1, config.beta2), config.weight_decay)
+    optimiser = torch.optim.AdamW(
+        model.parameters(), config.lr, (config.beta1, config.beta2), weight_decay=config.weight_decay, fused=True
+    )
     losses, similarities, since = [], [], []
     for step, loss, again in train_carrying(model, task, optimiser, total, clip=config.clip_norm):
         since.append(loss)

@@ -1,9 +1,6 @@
-"""Images and labels from files, checked."""
-
-from __future__ import annotations
+"""Images, letters and words from files, checked."""
 
 from depthscope_lab.training.data.cifar10 import load_cifar10
-from depthscope_lab.training.data.digits import load_digits
-from depthscope_lab.training.data.labelled import LabelledImages
+from depthscope_lab.training.data.labelled import LabelledImages, load_digits
 
 __all__ = ["LabelledImages", "load_cifar10", "load_digits"]

@@ -32,9 +32,8 @@ def auto_augment(
     """
     policies = policies or _sub_policies()
     choices = torch.randint(len(policies), (len(images),), generator=generator)
-    seed = int(torch.randint(2**62, (), generator=generator))
     changed = images.clone()
-    with seeded(seed), torch.no_grad():
+    with seeded(int(torch.randint(2**62, (), generator=generator))), torch.no_grad():
         for choice in choices.unique().tolist():
             chosen = (choices == choice).to(images.device)
             changed[chosen] = policies[choice](images[chosen]).to(images.dtype)

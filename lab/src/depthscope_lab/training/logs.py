@@ -1,4 +1,4 @@
-"""Writing `metrics.jsonl`, whose lines `depthscope.report` reads: one of JSON per logged step or evaluation."""
+"""`metrics.jsonl`, whose lines `depthscope.report` reads: one of JSON per logged step or evaluation."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from depthscope.files import write_whole
+from depthscope.files import write_text, write_whole
 from depthscope.report.formats import METRICS_KIND, WATCHED, lines_of, row_of
 from depthscope.sealed import append_sealed
 
@@ -25,17 +24,16 @@ def keep_until(path: Path, step: int) -> int:
     Of `metrics.jsonl` or of what `depthscope.watch` wrote. A step that was watched has the number of updates before
     it: that of the checkpoint's own number came after the checkpoint. Returns how many lines in between cannot be read.
     """
+    kept, damaged = [], 0
     lines = lines_of(path)
-    rows = [row_of(line) for line in lines]
-    kept = [line for line, row in zip(lines, rows, strict=True) if row is not None and _precedes(row, step)]
+    for number, line in enumerate(lines, start=1):
+        row = row_of(line)
+        if row is None:
+            damaged += number < len(lines)  # the last one was torn by a kill
+        elif row["step"] < step or (row["step"] == step > 0 and WATCHED not in row and "curves" not in row):
+            kept.append(line + "\n")
     if kept:
-        text = "".join(line + "\n" for line in kept)
-        write_whole(path, lambda scratch: scratch.write_text(text, encoding="utf-8"))
+        write_whole(path, lambda scratch: write_text(scratch, "".join(kept)))
     else:
         path.unlink(missing_ok=True)
-    return sum(row is None for row in rows[:-1])
-
-
-def _precedes(row: Mapping[str, Any], step: int) -> bool:
-    watched = WATCHED in row or "curves" in row
-    return bool(row["step"] < step or (row["step"] == step > 0 and not watched))
+    return damaged
