@@ -11,15 +11,7 @@ from torch.testing import assert_close
 from depthscope.measures import composite_norm
 from depthscope.theory import attend, lipschitz_bound
 from depthscope_lab.papers.dong2021 import exponent
-from depthscope_lab.papers.dong2021.exponent_networks import (
-    CASES,
-    critical_residual,
-    first_tokens,
-    layers,
-    on_whole_tokens,
-    order_of,
-    sine,
-)
+from depthscope_lab.papers.dong2021.exponent import critical_residual, first_tokens, layers, order_of, sine
 from depthscope_lab.papers.study import Claim
 
 STUDY, QUICK = exponent.STUDY, exponent.STUDY.quick
@@ -39,7 +31,7 @@ def judged(frame: pd.DataFrame) -> dict[str, Claim]:
 
 def test_the_quick_form_says_what_the_full_form_says(frame: pd.DataFrame):
     found = judged(frame)
-    assert len(found) == 14
+    assert len(found) == 11
     refuted = {title for title, claim in found.items() if claim.verdict == "not reproduced"}
     assert refuted == FALSE_OF_THE_PAPER
     assert {claim.verdict for claim in found.values()} == {"reproduced", "not reproduced"}
@@ -69,13 +61,11 @@ def test_a_seed_fixes_the_numbers_and_progress_ends_at_one():
     ("change", "titles"),
     [
         ({"exponent": lambda f: f["exponent"] - 1}, ["with one head, log e grows by the factor 3 per layer"]),
-        ({"order": lambda f: f["order"] + 0.01}, ["the residual after a layer of pure attention is the cube"]),
+        ({"order": lambda f: f["order"] + 0.02}, ["the residual after a layer", "a skip with LN"]),
         ({"log_bound": lambda f: f["log_bound"] - 40}, ["the bound of Thm 2.2 and 2.3 holds in every layer"]),
         ({"threshold": 1e3}, ["tokens collapse of which the theorem promises nothing"]),
-        ({"relative": lambda f: f["relative"] * 1e-20}, ["whole tokens in float32 or float64 cannot show"]),
-        ({"residual": lambda f: f["residual"] * 0.9 ** f["layer"]}, ["with skips and LN", "with a causal mask"]),
+        ({"residual": lambda f: f["residual"] * 0.9 ** f["layer"]}, ["skip connections stop the collapse"]),
         ({"critical": lambda f: f["critical"] * 1e-9}, ["the residual above which an MLP stops the collapse"]),
-        ({"layers": 7.0}, ["an MLP with a large enough Lipschitz constant stops"]),
     ],
 )
 def test_claims_fail_on_other_numbers(frame: pd.DataFrame, change: dict, titles: list[str]):
@@ -93,15 +83,10 @@ def test_one_head_and_several_are_cut_from_the_same_matrices():
     assert_close(layer.many.value.sum(dim=1), layer.one.value.squeeze(1))
 
 
-def test_whole_tokens_go_through_the_same_layer():
-    layer, tokens = next(layers(2, 8, 4, (0,))), first_tokens(2, 5, 8, (1,))
-    assert_close(on_whole_tokens(tokens.tokens, layer.many), attend(tokens, layer.many).tokens)
-
-
 def test_order_is_the_power_of_the_residual():
     layer, tokens = next(layers(2, 8, 4, (0,))), first_tokens(2, 5, 8, (1,)).scaled(1e-6)
     for case, wanted in {"one head": 3.0, "LN": 3.0, "MLP": 3.0, "skip": 1.0, "causal": 1.0}.items():
-        assert order_of(CASES[case], tokens, layer).tolist() == pytest.approx([wanted] * 2, abs=1e-4)
+        assert order_of(case, tokens, layer).tolist() == pytest.approx([wanted] * 2, abs=1e-4)
 
 
 def test_gain_multiplies_the_lipschitz_constant():

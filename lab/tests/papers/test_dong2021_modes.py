@@ -1,38 +1,43 @@
 """Trained networks taken apart by path: both modes against the naive way, and the data of the three tasks."""
 
 import itertools
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
 from depthscope.models.attention import Attention, split_heads
 from depthscope_lab.papers.dong2021.path_networks import (
-    READINGS,
+    TASKS,
     Network,
-    Shape,
-    accuracy,
+    Recipe,
     frozen_terms,
-    in_parts,
-    projection_shares,
-    read,
+    on_hull,
     recomputed_sums,
     sampled_sum,
+    table_accuracy,
+    without_attention,
 )
-from depthscope_lab.papers.dong2021.tasks import TASKS, Size, baselines, on_hull, table_accuracy
+from depthscope_lab.papers.dong2021.paths import READINGS, SORTING, read
 
-SHAPES = {"attention alone": Shape(3, 2, 8, positions=True), "with an FFN": Shape(3, 2, 8, ffn=True)}
+SMALL = replace(SORTING, tokens=4, depth=3, heads=2, width=8, classes=3)
+SHAPES = {"attention alone": SMALL, "with an FFN": replace(SMALL, positions=False, ffn=True)}
+
+
+def sized(train: int, validation: int, test: int, tokens: int, classes: int = 2) -> Recipe:
+    return replace(SMALL, train=train, validation=validation, test=test, tokens=tokens, classes=classes)
 
 
 @cache
 def network(name: str) -> Network:
     """Small, in float64, with every bias and every learnt scale of a norm away from what it is drawn as."""
     generator = torch.Generator().manual_seed(0)
-    made = Network(SHAPES[name], classes=3, vocabulary=5, tokens=4, generator=generator).double().requires_grad_(False)
+    made = Network(SHAPES[name], 5, generator).double().requires_grad_(False)
     for parameter in made.parameters():
         parameter += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
     return made
@@ -87,7 +92,7 @@ def one_frozen_path(model: Network, heads: tuple[int, ...]) -> torch.Tensor:
         scale = 1 / (y.var(-1, keepdim=True, correction=0) + block.norm1.eps).sqrt()
         path = (path - path.mean(-1, keepdim=True)) * scale * block.norm1.weight
         x = block.norm1(y)
-        if model.shape.ffn:
+        if not isinstance(block.ffn, nn.Identity):
             u = block.ffn[0](x)
             path = path + (F.gelu(u) / u * (path @ block.ffn[0].weight.T)) @ block.ffn[2].weight.T
             y = x + block.ffn(x)
@@ -118,7 +123,7 @@ def test_recomputed_paths_are_networks_of_their_own(name: str):
                 layer = frozen_attention(block.attention, x)
                 bias = layer.value_bias[head - 1] @ layer.output[head - 1] + layer.output_bias
                 x = F.layer_norm(layer.head(head, x) + bias, (8,))
-                x = block.norm2(x + block.ffn(x)) if model.shape.ffn else x
+                x = block.norm2(x + block.ffn(x)) if not isinstance(block.ffn, nn.Identity) else x
         return x
 
     naive = torch.zeros(4, 6, 4, 8, dtype=torch.float64)
@@ -126,7 +131,6 @@ def test_recomputed_paths_are_networks_of_their_own(name: str):
         naive[sum(head > 0 for head in path)] += one(path)
     found = recomputed_sums(model, IDS)
     assert_close(found, naive, rtol=0, atol=1e-12)
-    assert_close(in_parts(lambda part: recomputed_sums(model, part), IDS, 4), found, rtol=0, atol=1e-12)
     assert not torch.allclose(found.sum(0), model.encoder(model.embed(IDS)))  # these add up to nothing
     longest = sampled_sum(model, IDS, 0, 7, torch.Generator().manual_seed(0))
     assert_close(longest, 7 * model.embed(IDS))  # there is one path of length 0, drawn seven times
@@ -140,13 +144,6 @@ def test_readings_choose_their_lengths():
         "with constant": [1001, 1010, 1100],
         "up to": [1001, 1011, 1111],
     }
-
-
-def test_shares_and_accuracy():
-    terms = torch.tensor([[3.0, 0.0], [-1.0, 1.0]])[:, None, None]
-    assert_close(projection_shares(terms), torch.tensor([6.0, -1.0]) / 5)
-    scores = torch.eye(3)[None]
-    assert_close(accuracy(scores, torch.tensor([[0, 1, 1]])), torch.tensor([2 / 3], dtype=torch.float64))
 
 
 def test_the_hull_is_that_of_every_line_through_two_points():
@@ -164,25 +161,21 @@ def test_the_hull_is_that_of_every_line_through_two_points():
 
 
 def test_labels_are_what_the_tasks_say_and_splits_differ():
-    data = TASKS["sorting"](Size(50, 20, 20, 6, 4), seed=3)
+    data = TASKS["sorting"](sized(50, 20, 20, 6, 4), seed=3)
     assert torch.equal(data.test.labels, data.test.inputs.sort(dim=-1).values)
-    assert not torch.equal(data.validation.inputs, data.test.inputs)
-    again = TASKS["sorting"](Size(50, 20, 20, 6, 4), seed=3)
+    assert not torch.equal(data.train.inputs[:20], data.test.inputs)
+    again = TASKS["sorting"](sized(50, 20, 20, 6, 4), seed=3)
     assert torch.equal(again.test.inputs, data.test.inputs)
-    memory = TASKS["memorisation"](Size(10, 0, 4, 8), seed=0)
+    memory = TASKS["memorisation"](sized(10, 0, 4, 8), seed=0)
     assert torch.equal(memory.test.labels, memory.train.labels[:4])
     assert set(memory.train.labels.unique().tolist()) == {0, 1}
 
 
-def test_baselines_are_those_of_the_data():
-    data = TASKS["sorting"](Size(4000, 10, 1000, 2, 2), seed=0)
-    known = baselines("sorting", data)
-    assert known["guess"] == 0.5
+def test_what_a_token_knows_of_itself_is_learnt_by_a_table():
+    data = TASKS["sorting"](sized(4000, 10, 1000, 2, 2), seed=0)
     # Two letters of {0, 1}: first the smaller. Own letter and place: "0 first" is right, "1 first" is 0 or 1 by the
     # other; "1 last" is right, "0 last" open: 3/4 in all.
-    assert abs(known["token alone"] - 0.75) < 0.03
+    assert abs(without_attention("sorting", data) - 0.75) < 0.03
     keys, labels = torch.tensor([[7, 7, 7, 2]]), torch.tensor([[1, 1, 0, 0]])
     assert table_accuracy(keys, labels, keys, labels, 0) == 0.75
     assert table_accuracy(keys, labels, torch.tensor([[5, 9]]), torch.tensor([[0, 1]]), 1) == 0.5  # unseen keys
-    ceiling = baselines("memorisation", TASKS["memorisation"](Size(20, 0, 20, 64), seed=0))["ceiling"]
-    assert 0.5 < ceiling < 1

@@ -20,11 +20,9 @@ from depthscope_lab.papers.study import Study
 from depthscope_lab.papers.vocabulary import Claim, Work, axis, judge, line, rows
 
 ROUNDING = 1e-12  # relative, of float64 in a product of up to 126 factors
-RARE = 1e-3
-VISIBLE = 1e-3  # smaller shares are not drawn
+RARE = 1e-3  # smaller shares are not drawn
 BERT, GPT = "BERT-base, ViT-B", "GPT-3"
 MOBILEBERT, PUBLISHED_MOBILEBERT = "MobileBERT", "MobileBERT as published"
-_LOOKS = [(colour, dashes) for dashes in ("-", ":") for colour in drawing.PALETTE]
 
 
 class Architecture(NamedTuple):
@@ -33,29 +31,28 @@ class Architecture(NamedTuple):
     name: str
     layers: int
     heads: int
-    source: str
-    group: str = "paper"  # or "later", or "corrected"
+    group: str = "paper"  # of Fig. 5; or "later", or "corrected"
 
 
 ARCHITECTURES = (
-    Architecture("DistilBERT", 6, 12, "Fig. 5"),
-    Architecture("DeiT-T", 12, 3, "Fig. 5"),
-    Architecture(MOBILEBERT, 12, 4, "Fig. 5"),
-    Architecture(BERT, 12, 12, "Fig. 5"),
-    Architecture("BERT-large, ViT-L", 24, 16, "Fig. 5"),
-    Architecture("ViT-H", 32, 16, "Fig. 5"),
-    Architecture("T5-3B", 24, 32, "Fig. 5, encoder"),
-    Architecture("T5-11B", 24, 128, "Fig. 5, encoder"),
-    Architecture(GPT, 96, 96, "Fig. 5"),
-    Architecture(PUBLISHED_MOBILEBERT, 24, 4, "Sun et al. 2020, Table 1: 24 blocks", "corrected"),
-    Architecture("ModernBERT-base", 22, 12, "Warner et al. 2024, Table 4", "later"),
-    Architecture("Gemma 2 9B", 42, 16, "Gemma Team 2024, Table 1", "later"),
-    Architecture("Qwen2.5 7B", 28, 28, "Qwen Team 2024, Table 1", "later"),
-    Architecture("Llama 3.1 8B, Mistral 7B", 32, 32, "Llama Team 2024, Table 3; Jiang et al. 2023, Table 1", "later"),
-    Architecture("gpt-oss-120b", 36, 64, "OpenAI 2025, the model's configuration", "later"),
-    Architecture("Llama 3.1 70B, Qwen2.5 72B", 80, 64, "Llama Team 2024, Table 3; Qwen Team 2024, Table 1", "later"),
-    Architecture("Llama 3.1 405B", 126, 128, "Llama Team 2024, Table 3", "later"),
-    Architecture("DeepSeek-V3", 61, 128, "DeepSeek-AI 2024, §4.2", "later"),
+    Architecture("DistilBERT", 6, 12),
+    Architecture("DeiT-T", 12, 3),
+    Architecture(MOBILEBERT, 12, 4),
+    Architecture(BERT, 12, 12),
+    Architecture("BERT-large, ViT-L", 24, 16),
+    Architecture("ViT-H", 32, 16),
+    Architecture("T5-3B", 24, 32),  # encoder
+    Architecture("T5-11B", 24, 128),  # encoder
+    Architecture(GPT, 96, 96),
+    Architecture(PUBLISHED_MOBILEBERT, 24, 4, "corrected"),  # Sun et al. 2020, Table 1: 24 blocks
+    Architecture("ModernBERT-base", 22, 12, "later"),  # Warner et al. 2024, Table 4
+    Architecture("Gemma 2 9B", 42, 16, "later"),  # Gemma Team 2024, Table 1
+    Architecture("Qwen2.5 7B", 28, 28, "later"),  # Qwen Team 2024, Table 1
+    Architecture("Llama 3.1 8B, Mistral 7B", 32, 32, "later"),  # Llama Team 2024, Table 3; Jiang et al. 2023, Table 1
+    Architecture("gpt-oss-120b", 36, 64, "later"),  # OpenAI 2025, the model's configuration
+    Architecture("Llama 3.1 70B, Qwen2.5 72B", 80, 64, "later"),  # their tables 3 and 1
+    Architecture("Llama 3.1 405B", 126, 128, "later"),  # Llama Team 2024, Table 3
+    Architecture("DeepSeek-V3", 61, 128, "later"),  # DeepSeek-AI 2024, §4.2
 )
 
 
@@ -68,25 +65,23 @@ class Config:
 def compute(config: Config, progress: Share) -> pd.DataFrame:
     """One row per architecture and length: the share, by recursion and by exact integers.
 
-    `mean`, `mode` and `short` (the share of paths of at most half the
-    depth) are those of the architecture, from exact integers.
+    `mean` and `short` (the share of paths of at most half the depth) are the architecture's, from exact integers.
     """
     chosen = [each for each in ARCHITECTURES if each.group in config.groups]
     frames, work = [], Work(len(chosen), progress)
-    for name, layers, heads, _, group in chosen:
-        counts = path_counts(layers, heads)
-        lengths, total = range(layers + 1), sum(counts)
+    for one in chosen:
+        counts = path_counts(one.layers, one.heads)
+        lengths, total = range(one.layers + 1), sum(counts)
         columns = {
-            "architecture": name,
-            "group": group,
-            "layers": layers,
-            "heads": heads,
+            "architecture": one.name,
+            "group": one.group,
+            "layers": one.layers,
+            "heads": one.heads,
             "length": lengths,
-            "share": path_length_shares(layers, heads).tolist(),
+            "share": path_length_shares(one.layers, one.heads).tolist(),
             "exact": [float(Fraction(count, total)) for count in counts],
             "mean": float(Fraction(sum(k * count for k, count in zip(lengths, counts, strict=True)), total)),
-            "mode": max(zip(counts, lengths, strict=True))[1],  # of two equally frequent ones the longer
-            "short": float(Fraction(sum(counts[: layers // 2 + 1]), total)),
+            "short": float(Fraction(sum(counts[: one.layers // 2 + 1]), total)),
         }
         frames.append(pd.DataFrame(columns))
         work()
@@ -94,55 +89,39 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
 
 
 def draw(frame: pd.DataFrame) -> Any:
-    """Left: the paper's figure, its logarithmic axis too. Right: later models."""
-    figure, (paper, later) = drawing.panels(2, width=4.2, height=5.0)
-    _draw_group(paper, frame[frame["group"] != "later"], "The paper's architectures")
-    paper.set_xscale("log")
-    paper.set_xticks([1, 2, 3, 4, 6, 12, 24, 32, 96], ["1", "2", "3", "4", "6", "12", "24", "32", "96"])
-    paper.minorticks_off()
-    rest = rows(frame, group="later")
-    _draw_group(later, rest if len(rest) else frame, "Later ones" if len(rest) else "The same, plain axis")
+    """Left: the paper's figure, its logarithmic axis too. Right: later models, or the same on a plain axis."""
+    figure, axes = drawing.panels(2, width=4.2, height=5.0)
+    later = rows(frame, group="later")
+    shown = (frame[frame["group"] != "later"], later if len(later) else frame)
+    titles = ("The paper's architectures", "Later ones" if len(later) else "The same, plain axis")
+    for ax, own, title in zip(axes, shown, titles, strict=True):
+        styles = [(colour, dashes) for dashes in ("-", ":") for colour in drawing.PALETTE]
+        seen = own[own["exact"] > RARE].groupby("architecture", sort=False)
+        for (name, found), (colour, dashes) in zip(seen, styles, strict=False):
+            words = f"{name}, L {found['layers'].iloc[0]}, H {found['heads'].iloc[0]}"
+            style = {"linestyle": dashes, "marker": "o", "markersize": 2.5, "linewidth": 1.2}
+            line(ax, found.set_index("length")["exact"], colour, words, **style)
+        axis(ax, title, "length", "share of all paths")
+        drawing.legend_below(ax, columns=1)
+    axes[0].set_xscale("log")
+    axes[0].set_xticks([1, 2, 3, 4, 6, 12, 24, 32, 96], ["1", "2", "3", "4", "6", "12", "24", "32", "96"])
+    axes[0].minorticks_off()
     return figure
-
-
-def _draw_group(ax: Any, frame: pd.DataFrame, title: str) -> None:
-    """What is too rare to be seen is not drawn. What is corrected has the colour of what it corrects."""
-    seen = frame[frame["exact"] > VISIBLE]
-    names = [name for name in seen["architecture"].unique() if name != PUBLISHED_MOBILEBERT]
-    looks = dict(zip(names, _LOOKS, strict=False))
-    looks[PUBLISHED_MOBILEBERT] = (looks[MOBILEBERT][0], "--") if MOBILEBERT in looks else (drawing.GREEN, "--")
-    for name, found in seen.groupby("architecture", sort=False):
-        (colour, dashes), one = looks[name], found.iloc[0]
-        told = f"{name}, L {one['layers']}, H {one['heads']}"
-        look = {"linestyle": dashes, "marker": "o", "markersize": 2.5, "linewidth": 1.2}
-        line(ax, found.set_index("length")["exact"], colour, told, **look)
-    axis(ax, title, "length", "share of all paths")
-    drawing.legend_below(ax, columns=1)
 
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     one = frame.groupby("architecture", sort=False).first()
     expected = one["layers"] * one["heads"] / (one["heads"] + 1)
-    modes = ((one["layers"] + 1) * one["heads"]) // (one["heads"] + 1)
     error = float(((frame["share"] - frame["exact"]) / frame["exact"]).abs().max())
-    bert, gpt, many = one.loc[BERT], one.loc[GPT], one[one["heads"] >= 8]
-    found = [
+    many, drawn, published = one[one["heads"] >= 8], one.loc[MOBILEBERT], one.loc[PUBLISHED_MOBILEBERT]
+    return [
         judge(
-            "the share of each length is Binomial(L, H/(H + 1))",
+            "the share of each length is Binomial(L, H/(H + 1)), whose mean is LH/(H + 1)",
             "Fig. 5: C(L, k)H^k paths of length k",
             f"{len(frame)} shares by recursion in float64 against exact integers: largest relative difference "
-            f"{error:.0e}",
+            f"{error:.0e}; mean {one['mean'][BERT]:.2f} of 12 (BERT-base), {one['mean'][GPT]:.2f} of 96 (GPT-3)",
             f"{ROUNDING:g}, relative: also where a share is {frame['exact'].min():.0e}",
-            error < ROUNDING,
-            kind="check",
-        ),
-        judge(
-            "the mean length is LH/(H + 1), and the most frequent one ⌊(L + 1)H/(H + 1)⌋",
-            "follows from Fig. 5's law",
-            f"mean {bert['mean']:.2f} of 12 (BERT-base), {gpt['mean']:.2f} of 96 (GPT-3); most "
-            f"frequent {bert['mode']:.0f} and {gpt['mode']:.0f}",
-            "mean to 1e-12, relative; the most frequent length exactly (of two the longer)",
-            ((one["mean"] - expected).abs() < 1e-12 * expected).all() and (one["mode"] == modes).all(),
+            error < ROUNDING and ((one["mean"] - expected).abs() < ROUNDING * expected).all(),
             kind="check",
         ),
         judge(
@@ -154,20 +133,15 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             many["short"].max() < RARE,
             "a statement about numbers of paths, not about what they carry: see dong2021-paths",
         ),
+        judge(
+            "the MobileBERT of Fig. 5 is the published one",
+            f"Fig. 5: L = {drawn['layers']:.0f}, H = {drawn['heads']:.0f}",
+            f"the published model has L = {published['layers']:.0f}, H = {published['heads']:.0f}: "
+            f"mean length {published['mean']:.1f}, not {drawn['mean']:.1f}",
+            "the same number of layers",
+            drawn["layers"] == published["layers"],
+        ),
     ]
-    if PUBLISHED_MOBILEBERT in one.index:
-        drawn, published = one.loc[MOBILEBERT], one.loc[PUBLISHED_MOBILEBERT]
-        found.append(
-            judge(
-                "the MobileBERT of Fig. 5 is the published one",
-                f"Fig. 5: L = {drawn['layers']:.0f}, H = {drawn['heads']:.0f}",
-                f"the published model has L = {published['layers']:.0f}, H = {published['heads']:.0f}: "
-                f"mean length {published['mean']:.1f}, not {drawn['mean']:.1f}",
-                "the same number of layers",
-                drawn["layers"] == published["layers"],
-            )
-        )
-    return found
 
 
 STUDY = Study("dong2021-lengths", Config(), Config(groups=("paper", "corrected")), compute, draw, claims)

@@ -1,4 +1,4 @@
-"""A trained network taken apart by length of path, in the two ways that are both called "paths".
+"""The three tasks of Dong et al. 2021, Fig. 4, the networks that learn them, and both ways to take one apart by paths.
 
 *Frozen*: attention, the scales of the norms and the gates of the FFN stay as they are in the whole network. All is
 linear then, and the sums over all paths of each length are the terms of Thm 2.1: with the constant part that the biases
@@ -6,15 +6,17 @@ make they add up to what leaves the last block (`frozen_terms`).
 
 *Recomputed*: what the authors' code evaluates. Every path is a network of its own, which computes its attention and its
 norms from its own tokens (`recomputed_sums`); these are no terms of anything.
+
+Every token has a label of its own. Memorising is tested on what was learnt, as its name says.
 """
 
 from __future__ import annotations
 
-import operator
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +27,138 @@ from depthscope.models import Block, BlockConfig, Encoder, FeedForward
 from depthscope.models.wiring import Wired, Wiring, post_norm
 from depthscope.progress import Share
 from depthscope.theory import recomputed_paths
-from depthscope_lab.papers.dong2021.tasks import Data, Size
 from depthscope_lab.papers.trained import steps
+from depthscope_lab.training.data.wikitext import load_manual
+
+SPREAD = 3.3  # standard deviation of the shift of a whole set of points, as in the authors' generator
+SIDE = 10.0  # of the square that the points are drawn from
+BINS = 24  # per coordinate, for what a point's own place says
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One of the paper's three trainings: numbers of sequences, tokens in each, network, optimiser."""
+
+    train: int
+    validation: int  # what a learning rate was chosen on
+    test: int
+    tokens: int
+    depth: int
+    heads: int
+    width: int
+    epochs: int
+    batch: int
+    rate: float
+    paper_rate: float
+    classes: int = 2  # of sorting, the alphabet
+    ffn: bool = False  # as wide as the tokens
+    positions: bool = False
+    decay: float = 0.0  # of weights, Adam's
+    clip: float | None = None  # largest norm of the gradient
+
+
+class Examples(NamedTuple):
+    """inputs (count, n) of ids or (count, n, 2) of coordinates, labels (count, n)."""
+
+    inputs: Tensor
+    labels: Tensor
+
+
+class Data(NamedTuple):
+    train: Examples
+    test: Examples
+    vocabulary: int = 0  # 0: points, not ids
+
+
+def _drawn(recipe: Recipe, make: Callable[[int], Examples], vocabulary: int = 0) -> Data:
+    train, _validation, test = map(make, (recipe.train, recipe.validation, recipe.test))
+    return Data(train, test, vocabulary)
+
+
+def sorting(recipe: Recipe, seed: int) -> Data:
+    """Uniform letters with repetition; the label at place i is the i-th of the sorted sequence."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def examples(count: int) -> Examples:
+        letters = torch.randint(recipe.classes, (count, recipe.tokens), generator=generator)
+        return Examples(letters, letters.sort(dim=-1).values)
+
+    return _drawn(recipe, examples, recipe.classes)
+
+
+def convex_hull(recipe: Recipe, seed: int) -> Data:
+    """Uniform points in a square, shifted together by a Gaussian; the label says which are on their convex hull."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def examples(count: int) -> Examples:
+        points = SIDE * torch.rand(count, recipe.tokens, 2, generator=generator, dtype=torch.float64)
+        points = points + SPREAD * torch.randn(count, 1, 2, generator=generator, dtype=torch.float64)
+        return Examples(points.float(), on_hull(points).long())
+
+    return _drawn(recipe, examples)
+
+
+def on_hull(points: Tensor) -> Tensor:
+    """Which of the points (…, n, 2), n ≥ 3, are corners of their convex hull: (…, n), boolean.
+
+    A point is one if all others lie within an angle of less than π, seen from it: if the largest gap between their
+    directions, one after the other around it, is more than π.
+    """
+    n = points.shape[-2]
+    ways = points.unsqueeze(-3) - points.unsqueeze(-2)  # (…, i, j, 2): from i to j
+    others = ~torch.eye(n, dtype=torch.bool)
+    angles = torch.atan2(ways[..., 1], ways[..., 0])[..., others].unflatten(-1, (n, n - 1)).sort(dim=-1).values
+    around = torch.cat([angles, angles[..., :1] + 2 * math.pi], dim=-1)
+    return around.diff(dim=-1).amax(dim=-1) > math.pi
+
+
+def memorisation(recipe: Recipe, seed: int) -> Data:
+    """Consecutive pieces of Python's manual, and for every word of every piece a random bit to be remembered."""
+    words, shape = load_manual(), (recipe.train, recipe.tokens)
+    stream = torch.from_numpy(words.train[: math.prod(shape)].astype("int64"))
+    if len(stream) < math.prod(shape):
+        raise ValueError(f"expected {recipe.train} × {recipe.tokens} words in Python's manual, got {len(stream)}")
+    labels = torch.randint(2, shape, generator=torch.Generator().manual_seed(seed))
+    whole = Examples(stream.unflatten(0, shape), labels)
+    return Data(whole, Examples(*(part[: recipe.test] for part in whole)), len(words.vocabulary))
+
+
+TASKS: dict[str, Callable[[Recipe, int], Data]] = {
+    "sorting": sorting,
+    "convex hull": convex_hull,
+    "memorisation": memorisation,
+}
+
+
+def without_attention(task: str, data: Data) -> float:
+    """Accuracy on the test set of a table, learnt from the training set, of what a token knows of itself.
+
+    That is its letter and place, its bin in the plane, or its word; no path of length 0 can be expected to do better.
+    """
+
+    def own(x: Tensor) -> Tensor:
+        """As one number (count, n)."""
+        if task == "sorting":
+            return x * x.shape[1] + torch.arange(x.shape[1])
+        if task == "convex hull":
+            low, high = -3 * SPREAD, SIDE + 3 * SPREAD
+            return ((x - low) / (high - low) * BINS).long().clamp(0, BINS - 1) @ torch.tensor([BINS, 1])
+        return x
+
+    (seen, labels), (asked, wanted) = data.train, data.test
+    return table_accuracy(own(seen), labels, own(asked), wanted, int(labels.flatten().bincount().argmax()))
+
+
+def table_accuracy(keys: Tensor, labels: Tensor, test_keys: Tensor, test_labels: Tensor, otherwise: int) -> float:
+    """Of a table that answers with the commonest label of a key, and with `otherwise` where a key is new."""
+    classes = int(max(labels.max(), test_labels.max())) + 1
+    names, places = keys.flatten().unique(return_inverse=True)
+    counts = torch.zeros(len(names), classes, dtype=torch.long)
+    counts.index_put_((places, labels.flatten()), torch.ones_like(places), accumulate=True)
+    asked = test_keys.flatten()
+    found = torch.searchsorted(names, asked).clamp(max=len(names) - 1)
+    answers = torch.where(names[found] == asked, counts.argmax(dim=1)[found], otherwise)
+    return float((answers == test_labels.flatten()).double().mean())
 
 
 def run_attention_alone(block: Wired, x: Tensor, given: Any) -> Tensor:
@@ -44,17 +176,6 @@ def _without_ffn(block: Any) -> None:
 attention_alone = Wiring("attention alone", run_attention_alone, final_norm=False, prepare=_without_ffn)
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Table of the paper's sizes: L layers of H heads, d wide; the FFN, where there is one, is d wide too."""
-
-    depth: int
-    heads: int
-    width: int
-    ffn: bool = False
-    positions: bool = False
-
-
 class Network(nn.Module):
     """Inputs (batch, n) of ids or (batch, n, 2) of points → scores (batch, n, classes) of every token.
 
@@ -62,21 +183,19 @@ class Network(nn.Module):
     through an FFN of two layers with GELU and a LayerNorm. There is no dropout, which the authors have.
     """
 
-    def __init__(
-        self, shape: Shape, *, classes: int, vocabulary: int, tokens: int, generator: torch.Generator | None = None
-    ):
+    def __init__(self, recipe: Recipe, vocabulary: int, generator: torch.Generator | None = None):
         super().__init__()
-        self.shape = shape
-        width = shape.width
+        width, self.heads = recipe.width, recipe.heads
         self.words = nn.Embedding(vocabulary, width) if vocabulary else None
-        self.places = nn.Embedding(tokens, width) if shape.positions else None
+        self.places = nn.Embedding(recipe.tokens, width) if recipe.positions else None
         of_points = nn.Sequential(nn.Linear(2, width), nn.GELU(), nn.Linear(width, width))
         self.enter = nn.Linear(width, width) if vocabulary else of_points
         self.norm = nn.LayerNorm(width)
-        ffn, placement = partial(FeedForward, activation=nn.GELU), post_norm if shape.ffn else attention_alone
-        config = BlockConfig(width, shape.heads, ffn_width=width, ffn=ffn, placement=placement)
-        self.encoder = Encoder(shape.depth, config, generator=generator)
-        self.head = nn.Linear(width, classes)
+        ffn, placement = partial(FeedForward, activation=nn.GELU), post_norm if recipe.ffn else attention_alone
+        config = BlockConfig(width, recipe.heads, ffn_width=width, ffn=ffn, placement=placement)
+        self.encoder = Encoder(recipe.depth, config, generator=generator)
+        self.blocks: list[Block] = list(self.encoder.blocks)  # type: ignore[arg-type]
+        self.head = nn.Linear(width, recipe.classes)
         with torch.no_grad():
             for module in (self.words, self.places, *self.enter.modules(), self.head):
                 if isinstance(module, nn.Linear | nn.Embedding):
@@ -95,39 +214,19 @@ class Network(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         return self.head(self.encoder(self.embed(inputs)))
 
-    @property
-    def blocks(self) -> list[Block]:
-        """The blocks, first to last."""
-        return list(self.encoder.blocks)  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """One of the paper's three trainings: data, network, optimiser."""
-
-    size: Size
-    shape: Shape
-    epochs: int
-    batch: int
-    rate: float
-    paper_rate: float
-    decay: float = 0.0  # of weights, Adam's
-    clip: float | None = None  # largest norm of the gradient
-
 
 def train(recipe: Recipe, data: Data, seed: int, progress: Share = lambda _share: None) -> Network:
     """A trained network. Equal seeds give equal weights and an equal order."""
-    form = {"classes": data.classes, "vocabulary": data.vocabulary, "tokens": recipe.size.tokens}
-    network = Network(recipe.shape, **form, generator=torch.Generator().manual_seed(seed))
+    network = Network(recipe, data.vocabulary, torch.Generator().manual_seed(seed))
     optimiser = torch.optim.Adam(network.parameters(), lr=recipe.rate, weight_decay=recipe.decay)
-    per_epoch = -(-recipe.size.train // recipe.batch)
+    per_epoch = -(-recipe.train // recipe.batch)
     total = recipe.epochs * per_epoch
 
     def loss_of(step: int) -> Tensor:
         epoch, place = divmod(step, per_epoch)
-        order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(1_000_003 * (seed + 1) + epoch))
-        chosen = order.split(recipe.batch)[place]
-        return F.cross_entropy(network(data.train.inputs[chosen]).flatten(0, 1), data.train.labels[chosen].flatten())
+        order = torch.randperm(recipe.train, generator=torch.Generator().manual_seed(1_000_003 * (seed + 1) + epoch))
+        inputs, labels = (part[order.split(recipe.batch)[place]] for part in data.train)
+        return F.cross_entropy(network(inputs).flatten(0, 1), labels.flatten())
 
     for step, _loss in steps(loss_of, optimiser, total, clip=recipe.clip):
         progress((step + 1) / total)
@@ -148,12 +247,12 @@ def plain_norm(x: Tensor) -> Tensor:
 
 
 def alone(block: Block, head: int, x: Tensor) -> Tensor:
-    """What one head (from 1) makes of a path's own tokens in the authors' evaluation: no skip, and a norm of its own.
+    """What one head (from 0) makes of a path's own tokens in the authors' evaluation: no skip, and a norm of its own.
 
     plain_norm(P_h(x)(xW_V,h + b_V,h)W_O,h + b_O), and the block's FFN with its skip and norm, if there is one.
     """
-    attention = block.attention
-    own = slice((head - 1) * (size := x.shape[-1] // attention.heads), head * size)
+    attention, size = block.attention, x.shape[-1] // block.attention.heads
+    own = slice(head * size, (head + 1) * size)
     assert isinstance(attention.output, nn.Linear)
     q, k, v = (
         F.linear(x, project.weight[own], project.bias[own])
@@ -165,14 +264,14 @@ def alone(block: Block, head: int, x: Tensor) -> Tensor:
 
 
 def _steps(network: Network) -> list[list[Callable[[Tensor], Tensor]]]:
-    return [[partial(alone, block, head + 1) for head in range(network.shape.heads)] for block in network.blocks]
+    return [[partial(alone, block, head) for head in range(network.heads)] for block in network.blocks]
 
 
 @torch.no_grad()
 def recomputed_sums(network: Network, inputs: Tensor) -> Tensor:
     """The sum over *all* paths of each length of what leaves a path, attention recomputed: (L + 1, batch, n, d)."""
     x = network.embed(inputs)
-    sums = torch.zeros(network.shape.depth + 1, *x.shape, dtype=x.dtype)
+    sums = torch.zeros(len(network.blocks) + 1, *x.shape, dtype=x.dtype)
     for path, tokens in recomputed_paths(x, _steps(network)):
         sums[sum(head > 0 for head in path)] += tokens
     return sums
@@ -181,44 +280,11 @@ def recomputed_sums(network: Network, inputs: Tensor) -> Tensor:
 @torch.no_grad()
 def sampled_sum(network: Network, inputs: Tensor, length: int, paths: int, generator: torch.Generator) -> Tensor:
     """The same over a few paths drawn with replacement, as the authors draw them: (batch, n, d)."""
-    start, steps, depth = network.embed(inputs), _steps(network), network.shape.depth
+    start, steps = network.embed(inputs), _steps(network)
     total = torch.zeros_like(start)
     for _ in range(paths):
         x = start
-        for layer in torch.randperm(depth, generator=generator)[:length].sort().values.tolist():
-            x = steps[layer][int(torch.randint(network.shape.heads, (), generator=generator))](x)
+        for layer in torch.randperm(len(steps), generator=generator)[:length].sort().values.tolist():
+            x = steps[layer][int(torch.randint(network.heads, (), generator=generator))](x)
         total += x
     return total
-
-
-# Which of the frozen terms are given to the readout, of (length, length asked about); and whether the constant part is.
-READINGS: dict[str, tuple[Callable[[int, int], bool], bool]] = {
-    "alone": (operator.eq, False),
-    "with constant": (operator.eq, True),
-    "up to": (operator.le, True),
-}
-
-
-def read(terms: Tensor, reading: str, asked: int) -> Tensor:
-    """The part of the frozen terms (L + 2, …) that a reading gives to the readout: (batch, n, d)."""
-    keeps, constant = READINGS[reading]
-    return terms[torch.tensor([*(keeps(length, asked) for length in range(len(terms) - 1)), constant])].sum(dim=0)
-
-
-def projection_shares(terms: Tensor) -> Tensor:
-    """⟨A_k, X⟩/⟨X, X⟩ over all entries, X = Σ_k A_k: what each term adds to the whole, in its direction; the sum is 1.
-
-    A share may be negative (a term that works against the whole) or above 1. Without any X, nan.
-    """
-    whole = terms.sum(dim=0)
-    return (terms * whole).flatten(1).sum(dim=1) / whole.square().sum()
-
-
-def accuracy(scores: Tensor, labels: Tensor) -> Tensor:
-    """The share of tokens that are labelled rightly, of every sequence: (batch)."""
-    return (scores.argmax(dim=-1) == labels).double().mean(dim=-1)
-
-
-def in_parts(make: Callable[[Tensor], Tensor], inputs: Tensor, size: int) -> Tensor:
-    """`make` of some sequences at a time, joined along its second axis: the first is for lengths."""
-    return torch.cat([make(part) for part in inputs.split(size)], dim=1)

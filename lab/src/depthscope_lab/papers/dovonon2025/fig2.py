@@ -21,7 +21,6 @@ from depthscope_lab.papers.study import Study
 from depthscope_lab.papers.subjects import FRESH, Subject, fresh, given, ids_of, loaded, minilm, photographs
 from depthscope_lab.papers.vocabulary import Claim, Work, axis, curve, judge, line
 
-MEASURES = ("frequency_ratio", "cosine_similarity", "effective_rank", "stable_rank", "token_similarity")
 TITLES = {
     "frequency_ratio": "Input convergence: ‖HFC‖/‖LFC‖ → 0",
     "cosine_similarity": "Angle convergence: mean cosine → 1",
@@ -43,22 +42,21 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     """Tidy rows: model, weights, field, block, sample, and a column per measure."""
     text = read_text(None)
     words, pictures = ids_of(text, config.tokens, config.samples), photographs(config.samples)
-    found = [*minilm(), *given(config.data, None)]
-    work = len(FRESH) + len(found)
-    frames, advance = [], Work(work, progress)
+    pretrained = [*minilm(), *given(config.data, None)]
+    frames, work = [], Work(len(FRESH) + len(pretrained), progress)
     for family in FRESH:
         batch = pictures if family == "vit" else words
         frames.append(measured(fresh(family, config.depth, config.width, config.seed, batch)))
-        advance()
-    for one in found:
+        work()
+    for one in pretrained:
         frames.append(measured(loaded(one, text, config.tokens, config.samples)))
-        advance()
+        work()
     return pd.concat(frames, ignore_index=True).assign(text_sha256=text.sha256)
 
 
 def measured(subject: Subject) -> pd.DataFrame:
     """What enters block 1 (block 0) and what leaves every block."""
-    frame = probe(subject.model, subject.batch, measures=MEASURES).frame
+    frame = probe(subject.model, subject.batch, measures=(*TITLES, "stable_rank")).frame
     frame = frame[frame["station"] == "output"]
     wide = frame.pivot(index=["block", "sample"], columns="measure", values="value").reset_index()
     wide.columns.name = None
@@ -67,30 +65,28 @@ def measured(subject: Subject) -> pd.DataFrame:
 
 def draw(frame: pd.DataFrame) -> Any:
     figure, axes = panels(3, width=4.0, height=3.5)
-    models = frame.drop_duplicates(["model", "weights"])[["model", "weights"]]
     for ax, (measure, title) in zip(axes, TITLES.items(), strict=True):
-        for number, (model, weights) in enumerate(models.itertuples(index=False)):
+        for ((model, weights), own), colour in zip(
+            frame.groupby(["model", "weights"], sort=False), 2 * PALETTE, strict=False
+        ):
             style = {"linestyle": "--", "linewidth": 2.2} if weights == "pretrained" else {}
-            own = curve(frame, measure, model=model, weights=weights)
-            line(ax, own, PALETTE[number % len(PALETTE)], f"{model}, {weights}", marker=".", **style)
+            line(ax, curve(own, measure), colour, f"{model}, {weights}", marker=".", **style)
         axis(ax, title, "block", measure.replace("_", " "), first=0, last=int(frame["block"].max()))
-    ratio, cosine, rank = axes
-    ratio.axhline(1, color=GREY, linewidth=0.8, linestyle=":")
-    ratio.set_ylim(0, None)
-    similarity_axis(cosine, frame["cosine_similarity"].min())
-    rank.set_ylim(0, None)
-    shared_legend(figure, ratio, columns=5)
+        ax.set_ylim(0, None)
+    axes[0].axhline(1, color=GREY, linewidth=0.8, linestyle=":")
+    similarity_axis(axes[1], frame["cosine_similarity"].min())
+    shared_legend(figure, axes[0], columns=5)
     return figure
 
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
-    ends = _ends(frame)
-    smooths, keeps = ends["ratio_end"] < ends["ratio_start"], ends["ratio_end"] >= ends["ratio_start"]
-    given = ends[ends["weights"] == "pretrained"]
-    squares = 1 + frame["frequency_ratio"] ** 2
-    apart = (frame["token_similarity"] * squares - 1).abs().max()
-    room = frame["stable_rank"] / squares
-    ranks = frame.groupby(["model", "weights", "block"])[list(TITLES)].mean().rank()
+    means = frame.groupby(["model", "weights", "block"], sort=False)[list(TITLES)].mean()
+    models = means.groupby(["model", "weights"], sort=False)
+    ends = models.first().join(models.last(), rsuffix="_end")
+    smooths = ends["frequency_ratio_end"] < ends["frequency_ratio"]
+    pretrained = ends[ends.index.get_level_values("weights") == "pretrained"]
+    filled = frame["stable_rank"] / (1 + frame["frequency_ratio"] ** 2)
+    ranks = means.rank()
     angle = -ranks["frequency_ratio"].corr(ranks["cosine_similarity"])
     rank = ranks["frequency_ratio"].corr(ranks["effective_rank"])
     return [
@@ -98,41 +94,25 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             "there are models in which tokens grow alike with depth",
             "“We find that there are cases where feature similarity increases” (abstract), Fig. 2",
             _say(ends[smooths]),
-            "‖HFC‖/‖LFC‖ behind the last block below what enters the first, in one model or more",
+            "‖HFC‖/‖LFC‖ after the last block below what enters the first, in one model or more",
             smooths.any(),
         ),
-        judge(
-            "there are models in which tokens do not grow alike with depth",
-            "“contrary to prior results, this is not inevitable” (abstract), Fig. 2",
-            _say(ends[keeps]),
-            "‖HFC‖/‖LFC‖ behind the last block not below what enters the first, in one model or more",
-            True if keeps.any() else None,  # five models do not refute it
-            "" if keeps.any() else "the paper's pretrained models are not at hand",
-        ),
-        _blocks(frame),
+        _blocks(means["frequency_ratio"]),
         judge(
             "smoothing is not inevitable in pretrained models: the tokens of one or more do not point one way at the "
             "end",
             "“this is not inevitable, even for existing pre-trained models” (abstract)",
-            _say(given) if len(given) else "needs weights: MiniLM's package, or --data FOLDER; 0 models",
-            "mean cosine below .9 behind the last block",
-            (given["cosine_end"] < 0.9).any(),
-            when=len(given) > 0,
-        ),
-        judge(
-            "input convergence is Yu & Zhang's token similarity: t_sim = 1/(1 + (‖HFC‖/‖LFC‖)²)",
-            "neither paper says it; ours, by definition of both",
-            f"largest relative difference {apart:.0e} over {len(frame)} token matrices",
-            "1e-4: five digits of what float32 tokens give",
-            apart < 1e-4,
-            kind="check",
+            _say(pretrained) if len(pretrained) else "needs weights: MiniLM's package, or --data FOLDER; 0 models",
+            "mean cosine below .9 after the last block",
+            (pretrained["cosine_similarity_end"] < 0.9).any(),
+            when=len(pretrained) > 0,
         ),
         judge(
             "input convergence implies rank collapse: the stable rank is at most 1 + (‖HFC‖/‖LFC‖)²",
             "Fig. 1: each definition is more relaxed than the one before; the inequality is ours",
-            f"stable rank over its bound: {room.min():.3f} to {room.max():.3f}",
+            f"stable rank over its bound: {filled.min():.3f} to {filled.max():.3f}",
             "at most 1, and 1e-4 for rounding",
-            room.max() < 1 + 1e-4,
+            filled.max() < 1 + 1e-4,
             kind="check",
         ),
         judge(
@@ -145,27 +125,19 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     ]
 
 
-def _ends(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row per model: what enters, what leaves."""
-    means = frame.groupby(["model", "weights", "field", "block"], sort=False)[list(TITLES)].mean()
-    short = ["ratio", "cosine", "rank"]
-    models = means.groupby(["model", "weights", "field"], sort=False)
-    first, last = (end.droplevel("block").set_axis(short, axis=1) for end in (models.head(1), models.tail(1)))
-    return first.add_suffix("_start").join(last.add_suffix("_end")).reset_index()
-
-
 def _say(ends: pd.DataFrame) -> str:
-    told = [
-        f"{row.model} ({row.weights}) {row.ratio_start:.2f} → {row.ratio_end:.2f}, cosine {row.cosine_start:.2f} → "
-        f"{row.cosine_end:.2f}, rank {row.rank_start:.0f} → {row.rank_end:.0f}"
-        for row in ends.itertuples()
-    ]
-    return "; ".join(told) or "0 models"
+    """What enters a model, and what leaves it."""
+    spelled = (
+        f"{model} ({weights}) {row['frequency_ratio']:.2f} → {row['frequency_ratio_end']:.2f}, "
+        f"cosine {row['cosine_similarity']:.2f} → {row['cosine_similarity_end']:.2f}, "
+        f"rank {row['effective_rank']:.0f} → {row['effective_rank_end']:.0f}"
+        for (model, weights), row in ends.iterrows()  # type: ignore[misc, str-unpack, has-type]
+    )
+    return "; ".join(spelled) or "0 models"
 
 
-def _blocks(frame: pd.DataFrame) -> Claim:
-    """A block sharpens if ‖HFC‖/‖LFC‖, mean over samples, is larger behind it than before it."""
-    ratio = frame.groupby(["model", "weights", "block"], sort=False)["frequency_ratio"].mean()
+def _blocks(ratio: pd.Series) -> Claim:
+    """A block sharpens if ‖HFC‖/‖LFC‖, mean over samples, is larger after it than before it."""
     steps = ratio.groupby(["model", "weights"], sort=False).diff().dropna()
     counts = (steps > 0).groupby(["model", "weights"], sort=False).agg(["sum", "count"])
     both = counts.groupby("weights").sum()

@@ -31,7 +31,7 @@ from depthscope.text import read_text
 from depthscope.theory import dominance_of
 from depthscope_lab.papers.study import Study
 from depthscope_lab.papers.subjects import ids_of
-from depthscope_lab.papers.vocabulary import Claim, Work, axis, judge, line, rows
+from depthscope_lab.papers.vocabulary import Claim, Work, axis, judge, line, rows, table
 
 ALONE = "albert, no FFN"
 MODELS = {
@@ -46,7 +46,7 @@ PREDICTIONS = {
     "update": ("X + AXH with each block's A and H", GREEN),
 }
 MEASURED = {"ratio": "‖HFC‖/‖LFC‖", "residual": "residual y", "similarity": "t_sim"}
-FIRST = 0.25  # of the blocks: rates are read behind it
+FIRST = 0.25  # of the blocks: rates are read after it
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,7 @@ class Config:
 
 
 def compute(config: Config, progress: Share) -> pd.DataFrame:
-    """Tidy rows: model, block, sample; measured ratio, residual, similarity; the predictions of the ratio; factors.
-
-    `factor_yu` and `factor_dovonon` are of the block, the latter of the nearest block that was examined; `smooths` says
-    whether the theory of dominating eigenvalues has input convergence there.
-    """
+    """Tidy rows: model, block, sample; measured ratio, residual, similarity; the predictions of the ratio."""
     text = read_text(None)
     batch = ids_of(text, config.tokens, config.samples)
     work, frames = Work(len(MODELS), progress), []
@@ -81,7 +77,7 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
 def _of_model(model: Any, batch: dict[str, Tensor], config: Config, without: tuple[str, ...]) -> pd.DataFrame:
     anatomy = anatomy_of(model)
     tokens: list[Tensor] = []
-    attention: list[Tensor] = []
+    attention: list[Tensor] = []  # of each block, the mean over its heads
     blocks: list[BlockAnatomy] = []
 
     def see(visit: Visit, station: str, x: Tensor, _source: Tensor) -> None:
@@ -97,22 +93,25 @@ def _of_model(model: Any, batch: dict[str, Tensor], config: Config, without: tup
     listening = Machine(model, anatomy, Listen({"input", "output"}, see), ListenToAttention(hear))
     with undisturbed(model), cut_out, listening:
         model(**batch)
-    if len(attention) != len(blocks):
-        raise ValueError(f"expected attention of all {len(blocks)} blocks, heard that of {len(attention)}")
+    assert len(attention) == len(blocks)
     return _rows(tokens, attention, blocks, config)
 
 
 def _rows(tokens: list[Tensor], attention: list[Tensor], blocks: list[BlockAnatomy], config: Config) -> pd.DataFrame:
+    """Yu & Zhang's factor is of each block, Dovonon et al.'s of the nearest one that was examined."""
+    weights = [value_weights(block) for block in blocks]
     examined = sorted({round(place) for place in np.linspace(0, len(blocks) - 1, config.examined)})
-    factors, smooths = _factors(attention, blocks, examined)
+    rates = {place: dominance_of(attention[place][0], weights[place]).rate for place in examined}
     start, x = frequency_ratio(tokens[0]), tokens[0]
     yu, dovonon = torch.ones_like(start), torch.ones_like(start)
     frames = []
     for block, now in enumerate(tokens):
         if block:
-            x = x + attention[block - 1] @ x @ value_weights(blocks[block - 1])
+            h = weights[block - 1]
+            x = x + attention[block - 1] @ x @ h
             x = x / torch.linalg.matrix_norm(x, keepdim=True)
-            yu, dovonon = yu * factors[block - 1][0], dovonon * factors[block - 1][1]
+            yu = yu * (1 + h.square().sum().item() / len(h)) ** -0.5
+            dovonon = dovonon * rates[min(examined, key=lambda other: abs(other - block + 1))]
         columns = {
             "ratio": frequency_ratio(now),
             "residual": composite_residual(now),
@@ -122,23 +121,8 @@ def _rows(tokens: list[Tensor], attention: list[Tensor], blocks: list[BlockAnato
             "dovonon": start * dovonon,
             "update": frequency_ratio(x),
         }
-        own, about = factors[max(block - 1, 0)], {"block": block, "sample": range(len(now))}
-        about |= {"factor_yu": own[0], "factor_dovonon": own[1], "smooths": all(smooths)}
-        frames.append(pd.DataFrame({name: column.numpy() for name, column in columns.items()} | about))
+        frames.append(table(columns, sample=range(len(now))).assign(block=block))
     return pd.concat(frames, ignore_index=True)
-
-
-def _factors(
-    attention: list[Tensor], blocks: list[BlockAnatomy], examined: list[int]
-) -> tuple[list[tuple[float, float]], list[bool]]:
-    """(Yu & Zhang's factor, Dovonon et al.'s) of r for each block, and whether the latter says input convergence."""
-    found = {place: dominance_of(attention[place][0], value_weights(blocks[place])) for place in examined}
-    factors = []
-    for place, block in enumerate(blocks):
-        nearest = min(examined, key=lambda other: abs(other - place))
-        h = value_weights(block)
-        factors.append(((1 + h.square().sum().item() / len(h)) ** -0.5, found[nearest].rate))
-    return factors, [one.input_convergence for one in found.values()]
 
 
 def value_weights(block: BlockAnatomy) -> Tensor:
@@ -179,8 +163,6 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     apart = (frame["similarity"] * (1 + frame["ratio"] ** 2) - 1).abs().max()
     shares = frame["residual"] / np.sqrt(1 - frame["similarity"])
     means = {family: rows(frame, model=family).groupby("block").mean(numeric_only=True) for family in MODELS}
-    smooths = {family: rows(frame, model=family)["smooths"].all() for family in MODELS}
-    ends = {family: own["ratio"].iloc[[0, -1]] for family, own in means.items()}
     kept = {family: own["residual"].iloc[-1] / own["residual"].iloc[0] for family, own in means.items()}
     compared = ("ratio", "yu", "dovonon", "update")
     slopes = {family: {name: _slope(own[name], config) for name in compared} for family, own in means.items()}
@@ -199,21 +181,9 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             kind="check",
         ),
         judge(
-            "Yu & Zhang and Dovonon et al. agree on the direction: fresh weights smooth",
-            "Yu & Zhang: similarity escalates; Dovonon et al.: input convergence iff the mean's eigenvalue dominates",
-            "; ".join(
-                f"{family}: the mean dominates in {'all' if smooths[family] else 'not all'} examined blocks, measured "
-                f"r {first:.2f} → {last:.1e}"
-                for family, (first, last) in ends.items()
-            ),
-            "none",
-            all(smooths[family] == (last < first) for family, (first, last) in ends.items()),
-            lacks=lacks,
-        ),
-        judge(
             "skips delay the collapse without ending the collapse: Dong et al.'s own residual shrinks with depth",
             "Dong et al.: “skip connections … stop the output from degeneration”; Yu & Zhang: they do not",
-            f"y behind block {means['bert'].index[-1]} is "
+            f"y after block {means['bert'].index[-1]} is "
             + ", ".join(f"{share:.1e} of its start in {family}" for family, share in kept.items()),
             "below a fifth",
             all(share < 0.2 for share in kept.values()),
