@@ -56,7 +56,7 @@ _OURS = (  # name, module in this folder, what it shows, cost
     ("dovonon2025-theory", "dovonon2025.theory", "which eigenvalues dominate: theory, simulated", "30 s"),
     ("three-papers", "dovonon2025.three_papers", "one axis, three measures, three predictions", "1 min, 4 GB"),
     ("dovonon2025-fig2", "dovonon2025.fig2", "three definitions of smoothing over depth", "1 min"),
-    ("dovonon2025-fig5", "dovonon2025.fig5", "eigenvalues of H: fresh, trained here, pretrained", "8 min"),
+    ("dovonon2025-fig5", "dovonon2025.fig5", "eigenvalues of H: fresh and pretrained", "1 min"),
     ("dovonon2025-fig3", "dovonon2025.fig3", "H steered to smooth and to sharpen, trained", "20 min"),
     ("dovonon2025-fig4", "dovonon2025.fig4", "the sign of layer norm's weights, pre- and post-norm", "15 s"),
     ("remedies", "deep.remedies", "which remedy at 12, 48 and 100 blocks, trained", "1 h"),
