@@ -42,7 +42,7 @@ def test_draw_shows_the_frame_and_leaves_it_alone(frame: pd.DataFrame):
     figure = exponent.draw(frame)
     figure.canvas.draw()
     pd.testing.assert_frame_equal(frame, before)
-    assert len(figure.axes) == 4
+    assert len(figure.axes) == 3
     assert all(ax.get_ylabel() and ax.get_xlabel() for ax in figure.axes)
 
 

@@ -177,5 +177,5 @@ def test_what_a_token_knows_of_itself_is_learnt_by_a_table():
     # other; "1 last" is right, "0 last" open: 3/4 in all.
     assert abs(without_attention("sorting", data) - 0.75) < 0.03
     keys, labels = torch.tensor([[7, 7, 7, 2]]), torch.tensor([[1, 1, 0, 0]])
-    assert table_accuracy(keys, labels, keys, labels, 0) == 0.75
-    assert table_accuracy(keys, labels, torch.tensor([[5, 9]]), torch.tensor([[0, 1]]), 1) == 0.5  # unseen keys
+    assert table_accuracy(keys, labels, keys, labels) == 0.75
+    assert table_accuracy(keys, labels, torch.tensor([[5, 9]]), torch.tensor([[0, 1]])) == 0.5  # unseen keys

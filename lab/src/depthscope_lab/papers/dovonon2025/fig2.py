@@ -82,7 +82,7 @@ def draw(frame: pd.DataFrame) -> Any:
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     means = frame.groupby(["model", "weights", "block"], sort=False)[list(TITLES)].mean()
     models = means.groupby(["model", "weights"], sort=False)
-    ends = models.first().join(models.last(), rsuffix="_end")
+    ends = models.first().join(models.last().add_suffix("_end"))
     smooths = ends["frequency_ratio_end"] < ends["frequency_ratio"]
     pretrained = ends[ends.index.get_level_values("weights") == "pretrained"]
     filled = frame["stable_rank"] / (1 + frame["frequency_ratio"] ** 2)

@@ -217,7 +217,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
 
 
 def _slope(values: pd.Series, config: Config) -> float:
-    """The factor per block, by least squares of the logarithm behind the first quarter."""
+    """The factor per block, by least squares of the logarithm after the first quarter."""
     logs = np.log(values.loc[int(FIRST * config.depth) :])
     return float(np.exp(np.polyfit(logs.index, logs, 1)[0]))
 
