@@ -127,12 +127,12 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
 
 def _say(ends: pd.DataFrame) -> str:
     """What enters a model, and what leaves it."""
-    spelled = (
-        f"{model} ({weights}) {row['frequency_ratio']:.2f} → {row['frequency_ratio_end']:.2f}, "
-        f"cosine {row['cosine_similarity']:.2f} → {row['cosine_similarity_end']:.2f}, "
-        f"rank {row['effective_rank']:.0f} → {row['effective_rank_end']:.0f}"
-        for (model, weights), row in ends.iterrows()  # type: ignore[misc, str-unpack, has-type]
-    )
+    spelled = [
+        f"{row.model} ({row.weights}) {row.frequency_ratio:.2f} → {row.frequency_ratio_end:.2f}, "
+        f"cosine {row.cosine_similarity:.2f} → {row.cosine_similarity_end:.2f}, "
+        f"rank {row.effective_rank:.0f} → {row.effective_rank_end:.0f}"
+        for row in ends.reset_index().itertuples()
+    ]
     return "; ".join(spelled) or "0 models"
 
 
