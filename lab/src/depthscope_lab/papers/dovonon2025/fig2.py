@@ -65,10 +65,9 @@ def measured(subject: Subject) -> pd.DataFrame:
 
 def draw(frame: pd.DataFrame) -> Any:
     figure, axes = panels(3, width=4.0, height=3.5)
+    models = list(frame.groupby(["model", "weights"], sort=False))
     for ax, (measure, title) in zip(axes, TITLES.items(), strict=True):
-        for ((model, weights), own), colour in zip(
-            frame.groupby(["model", "weights"], sort=False), 2 * PALETTE, strict=False
-        ):
+        for ((model, weights), own), colour in zip(models, 2 * PALETTE, strict=False):
             style = {"linestyle": "--", "linewidth": 2.2} if weights == "pretrained" else {}
             line(ax, curve(own, measure), colour, f"{model}, {weights}", marker=".", **style)
         axis(ax, title, "block", measure.replace("_", " "), first=0, last=int(frame["block"].max()))
