@@ -71,7 +71,7 @@ class ImageClassification:
         indices = batch_indices(config.seed, step, len(data.train_images), config.batch_size)
         indices = indices[share.of(len(indices))]
         draw = derived_generator(config.seed, "augmentation", step, share.index) if config.augment else None
-        return self._normalised(data.train_images[indices].to(device), draw), data.train_labels[indices].to(device)
+        return self.normalised(data.train_images[indices].to(device), draw), data.train_labels[indices].to(device)
 
     def loss(self, model: nn.Module, batch: ImageBatch, carry: Carry) -> tuple[Tensor, Carry]:
         images, labels = batch
@@ -81,7 +81,7 @@ class ImageClassification:
         images, labels = (part[share.index :: share.count] for part in (self.data.test_images, self.data.test_labels))
         loss, right = 0.0, 0
         for some, classes in zip(images.split(_TEST_BATCH), labels.split(_TEST_BATCH), strict=True):
-            scores = model(self._normalised(some.to(device))).double()
+            scores = model(self.normalised(some.to(device))).double()
             classes = classes.to(device)
             loss += F.cross_entropy(scores, classes, reduction="sum").item()
             right += int((scores.argmax(dim=-1) == classes).sum())
@@ -94,7 +94,7 @@ class ImageClassification:
     def describe(self) -> dict[str, Any]:
         return self.data.describe()
 
-    def _normalised(self, pixels: Tensor, augmented: torch.Generator | None = None) -> Tensor:
+    def normalised(self, pixels: Tensor, augmented: torch.Generator | None = None) -> Tensor:
         """Bytes (batch, c, s, s) → channels of mean 0 and variance 1 over the training images; perhaps augmented."""
         images = pixels.to(torch.float64 if self.config.precision == "float64" else torch.float32) / self.data.white
         if augmented is not None:
