@@ -5,8 +5,8 @@ it. Ten seconds.
 
 A post-norm ViT of 12 blocks learns which of four pictures it sees through noise. At the larger rate its tokens become
 equal within twenty steps, and the loss stays that of a guess, ln 4 = 1.39. The watch sees why, and its rule ends the
-loop: three looks in a row at which the tokens of the last block were alike, and a loss that does not fall. Up to there
-no bit of the training changes.
+loop: three looks in a row at which the tokens of half of the blocks were alike, and a loss that does not fall. Up to
+there no bit of the training changes.
 """
 
 import torch
@@ -23,7 +23,7 @@ def train(learning_rate: float, steps: int = 40) -> tuple[float, depthscope.watc
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
     pictures = 2 * torch.randn(4, 1, 8, 8, generator=generator)
     losses = []
-    rule = "token_similarity>0.99 for 3 after 20"  # three watched steps in a row, at the last block, not before step 20
+    rule = "token_similarity>0.99 for 3 after 20"  # in half of the blocks at three watched steps, not before step 20
     with depthscope.watch(model, every=5, stop_if=rule, on_alarm=lambda alarm: print(f"  stopped: {alarm}")) as watch:
         for _ in range(steps):
             labels = torch.randint(4, (16,), generator=generator)

@@ -17,9 +17,10 @@ def parse(text: str, **options) -> Condition:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("token_similarity>0.99", Condition("token_similarity", ">", 0.99)),
-        (" token_similarity >= 0.99  for 3 ", Condition("token_similarity", ">=", 0.99, looks=3)),
-        ("token_similarity>0.99 after 500 for 3", Condition("token_similarity", ">", 0.99, looks=3, after=500)),
+        ("token_similarity>0.99", Condition("token_similarity", ">", 0.99, "half")),
+        (" token_similarity >= 0.99  for 3 ", Condition("token_similarity", ">=", 0.99, "half", looks=3)),
+        ("token_similarity>0.99 after 500 for 3", Condition("token_similarity", ">", 0.99, "half", looks=3, after=500)),
+        ("token_similarity>.9  at the last  block for 2", Condition("token_similarity", ">", 0.9, looks=2)),
         ("effective_rank<2 at block 12", Condition("effective_rank", "<", 2, 12)),
         ("effective_rank<=2 in  half of the blocks for 2", Condition("effective_rank", "<=", 2, "half", looks=2)),
         ("token_similarity>.9 for 2 in any block", Condition("token_similarity", ">", 0.9, "any", looks=2)),
@@ -29,6 +30,11 @@ def parse(text: str, **options) -> Condition:
 )
 def test_what_can_be_said(text: str, expected: Condition):
     assert parse(text) == expected
+
+
+def test_without_a_place_a_profile_is_asked_at_its_last_block_and_a_training_in_half_of_its_blocks():
+    assert parse("token_similarity>0.9", in_a_row=False).blocks == "last"
+    assert parse("token_similarity>0.9").blocks == "half"
 
 
 CLAUSES = ["for", "for x", "for 3 for 3", "for 3.5", "at block", "at block x", "in 3 blocks", "and delta>1", "nonsense"]
@@ -82,7 +88,8 @@ VALUES = {0: 1.0, 1: 0.2, 2: 0.95, 3: 0.4, 4: 0.96}
 @pytest.mark.parametrize(
     ("where", "block"),
     [
-        ("", 4),
+        ("", 2),
+        ("at the last block", 4),
         ("at block 0", 0),
         ("at block 1", None),
         ("in any block", 2),
@@ -103,13 +110,13 @@ def test_half_is_half_and_not_less():
 
 
 def test_each_part_has_a_last_block():
-    rule = parse("token_similarity>0.9")
+    rule = parse("token_similarity>0.9", in_a_row=False)
     assert find(rule, VALUES, [2, 3]) == find(rule, VALUES, [2])
     assert find(rule, VALUES, [1, 3]) is None
 
 
 def test_nothing_to_compare_holds():
-    for rule in (parse("token_similarity>0.9"), parse("token_similarity<0.9 in all blocks")):
+    for rule in (parse("token_similarity>0.9 at the last block"), parse("token_similarity<0.9 in all blocks")):
         found = find(rule, {1: 0.0, 2: math.nan}, [2])
         assert found is not None
         assert found.block == (2 if rule.blocks == "last" else 1)
@@ -131,7 +138,9 @@ def test_the_station():
 
 
 def test_a_short_name_is_understood_and_what_can_never_hold_is_refused():
-    assert str(parse_condition("t_sim>0.9", ["token_similarity"], "--fail-on")) == "token_similarity>0.9"
+    assert (
+        str(parse_condition("t_sim>0.9", ["token_similarity"], "--fail-on")) == "token_similarity>0.9 at the last block"
+    )
     for rule in ("token_similarity>2", "cosine_similarity<-2"):
         with pytest.raises(ValueError, match="a number that"):
             parse_condition(rule, None, "--fail-on")

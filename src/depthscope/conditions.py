@@ -1,9 +1,11 @@
 """Conditions on measures, as gates ask for them: `probe --fail-on`, `watch(stop_if=…)`, `train --stop-if`. One parser.
 
-    token_similarity>0.95                          at the last block (of every part, if there are several)
+    token_similarity>0.95                          of a profile: at the last block (of some part, if there are several);
+                                                   while a model trains: in half of the blocks
     token_similarity>0.99 for 3                    at three looks in a row, while a model trains
     token_similarity>0.99 for 3 after 500          the same, and nothing is said before step 500
     effective_rank<2 at block 12                   at a block, counted from 1; 0 is what enters block 1
+    effective_rank<2 at the last block             at the last one, whoever asks
     cosine_similarity>0.9 in half of the blocks    in at least half of them; also: in any block, in all blocks
     token_similarity>0.99 at after_ffn             at another station than the block's output
 
@@ -32,15 +34,23 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
 _FORM = re.compile(r"\s*([a-z_0-9]+)\s*(>=|<=|>|<)\s*(\S+)(\s.*)?", flags=re.DOTALL)
 _CLAUSES = {
     "block": re.compile(r"\s+at\s+block\s+(\d{1,9})(?=\s|$)"),
-    "range": re.compile(r"\s+in\s+(any\s+block|half\s+of\s+the\s+blocks|all\s+blocks)(?=\s|$)"),
+    "range": re.compile(
+        r"\s+(in\s+any\s+block|in\s+half\s+of\s+the\s+blocks|in\s+all\s+blocks|at\s+the\s+last\s+block)(?=\s|$)"
+    ),
     "looks": re.compile(r"\s+for\s+(\d{1,9})(?=\s|$)"),
     "after": re.compile(r"\s+after\s+(\d{1,9})(?=\s|$)"),
     "station": re.compile(r"\s+at\s+(?!block(?:\s|$))([a-z_]+)(?=\s|$)"),
 }
-_SHARES = {"any": "in any block", "half": "in half of the blocks", "all": "in all blocks"}
+Blocks = int | Literal["last", "any", "half", "all"]
+_PLACES: dict[str, Blocks] = {
+    "at the last block": "last",
+    "in any block": "any",
+    "in half of the blocks": "half",
+    "in all blocks": "all",
+}
 _GRAMMAR = (
-    '"MEASURE>NUMBER" (or <, >=, <=), then, if wanted, "at block 12", "in any block", "in half of the blocks" or '
-    '"in all blocks"; "at STATION"'
+    '"MEASURE>NUMBER" (or <, >=, <=), then, if wanted, "at block 12", "at the last block", "in any block", '
+    '"in half of the blocks" or "in all blocks"; "at STATION"'
 )
 
 _CHOOSE = {  # how a measure is taken that is not
@@ -48,8 +58,6 @@ _CHOOSE = {  # how a measure is taken that is not
     "stop_if=": "choose it with measures=, or ",
     "warn_if=": "choose it with measures=, or ",
 }
-
-Blocks = int | Literal["last", "any", "half", "all"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +77,7 @@ class Condition:
         return _OPERATORS[self.comparison](value, self.threshold)
 
     def __str__(self) -> str:
-        where = f"at block {self.blocks}" if isinstance(self.blocks, int) else _SHARES.get(self.blocks, "")
+        where = next((text for text, blocks in _PLACES.items() if blocks == self.blocks), f"at block {self.blocks}")
         station = "" if self.station is None else f"at {self.station}"
         looks = "" if self.looks == 1 else f"for {self.looks}"
         after = "" if self.after is None else f"after {self.after}"
@@ -79,17 +87,19 @@ class Condition:
 
 @dataclass(frozen=True)
 class Finding:
-    """Where a condition holds: the block to name, its value, and the place in words."""
+    """Where a condition holds: the block to name, its value, the place in words, and in how many of the blocks."""
 
     block: int
     value: float
     where: str
+    held: int = 1
+    asked: int = 1
 
 
 def parse_condition(text: str, measured: Iterable[str] | None, asked_by: str, *, in_a_row: bool = False) -> Condition:
     """Reads `token_similarity>0.99 for 3`. `measured` are the measures that this run will take (None: not known yet),
-    `asked_by` is the option, for errors; `for K` and `after STEP` are refused unless there is more than one look
-    (`in_a_row`)."""
+    `asked_by` is the option, for errors. Where there are several looks (`in_a_row`: a model trains), "for K" and "after
+    STEP" may be said, and without a place half of the blocks are asked; else the last one is."""
     from depthscope.measures import MEASURES  # and with them torch, which a mistyped command does not wait for
 
     found = _FORM.fullmatch(text) if isinstance(text, str) else None
@@ -121,11 +131,12 @@ def parse_condition(text: str, measured: Iterable[str] | None, asked_by: str, *,
     if "after" in clauses and not in_a_row:
         raise ValueError(f'expected {asked_by} with no "after": there is one look only, got {text!r}')
     after = int(clauses["after"]) if "after" in clauses else None
-    blocks: Blocks = "last"
+    # A healthy model's last block may be alike for a while as it begins to learn; half of its blocks are not.
+    blocks: Blocks = "half" if in_a_row else "last"
     if "block" in clauses:
         blocks = int(clauses["block"])
     elif "range" in clauses:
-        blocks = clauses["range"].split()[0]  # type: ignore[assignment]
+        blocks = _PLACES[" ".join(clauses["range"].split())]
     return Condition(measure, found[2], threshold, blocks, station, looks, after)
 
 
@@ -179,6 +190,7 @@ def find(condition: Condition, values: Mapping[int, float], lasts: Sequence[int]
     if not asked:
         return Finding(max(lasts, default=0), math.nan, "in no block")
     where = f"at block {held[0]}"
-    if isinstance(condition.blocks, str) and condition.blocks != "last":
-        where += f", the first of {len(held)} of {len(asked)} blocks"
-    return Finding(held[0], taken[held[0]], where)
+    if isinstance(condition.blocks, int) or condition.blocks == "last":
+        return Finding(held[0], taken[held[0]], where)
+    where += f", the first of {len(held)} of {len(asked)} blocks"
+    return Finding(held[0], taken[held[0]], where, len(held), len(asked))

@@ -77,8 +77,7 @@ def test_a_planted_collapse_fires_at_its_step_and_block():
     for part in (
         "token_similarity>0.99 at block 3 for 3",
         "since step 6",
-        "until step 10",
-        "1 at block 3",
+        "; step 10: 1 at block 3: ",
         "nearly equal",
     ):
         assert part in line
@@ -88,8 +87,9 @@ def test_a_planted_collapse_fires_at_its_step_and_block():
 @pytest.mark.parametrize(
     ("rule", "last_step", "block"),
     [
-        ("token_similarity>0.99 after 0", 6, 4),
-        (RULE, 10, 4),
+        ("token_similarity>0.99 after 0", 6, 3),
+        (RULE, 10, 3),  # half of the blocks: 3 and 4
+        ("token_similarity>0.99 at the last block for 3 after 0", 10, 4),
         ("token_similarity>0.99 in any block for 2 after 0", 8, 3),
         ("token_similarity>0.99 in half of the blocks after 0", 6, 3),
         ("token_similarity>0.99 at block 2 after 0", None, None),
@@ -125,7 +125,9 @@ def test_a_warning_does_not_stop_and_comes_once_per_collapse():
     assert len(made) == 20
     assert [(alarm.stops, alarm.since, alarm.step) for alarm in alarms] == [(False, 6, 8)]
     with pytest.warns(
-        DepthAlarm, match=r"^token_similarity>0.99 for 2 after 0 holds since step 6, .* until step 8: 1 at block 4"
+        DepthAlarm,
+        match=r"^token_similarity>0.99 in half of the blocks for 2 after 0 holds since step 6; step 8: 1 at block 3, "
+        "2 of 4 blocks above 0.99: ",
     ):
         planted(None, warn_if="token_similarity>0.99 for 2 after 0", on_alarm=None, steps=10)
 
@@ -200,7 +202,7 @@ def test_undefined_counts_as_holding():
         assert watch.should_stop
     (alarm,) = raised
     assert (alarm.since, alarm.step) == (1, 2)
-    assert "undefined (nan) at block 4" in str(alarm)
+    assert "undefined (nan) at block 1, 4 of 4 blocks above 0.99: it has no value there" in str(alarm)
 
 
 def test_half_precision_and_several_passes_per_step():
@@ -209,7 +211,7 @@ def test_half_precision_and_several_passes_per_step():
         for step in range(6):
             watch.step()
             if step == 2:
-                collapse(model, 4)
+                collapse(model, 3)
             for _ in range(2):  # accumulated: one look per step
                 with torch.autocast("cpu", dtype=torch.bfloat16):
                     model(TOKENS).square().mean().backward()
@@ -221,7 +223,9 @@ def test_half_precision_and_several_passes_per_step():
 def test_every_part_of_a_model_has_a_last_block():
     model, inputs = make("t5")
     model.train()
-    with depthscope.watch(model, 1, stop_if="token_similarity>-9 after 0", on_alarm=lambda _: None) as watch:
+    with depthscope.watch(
+        model, 1, stop_if="token_similarity>-9 at the last block after 0", on_alarm=lambda _: None
+    ) as watch:
         model(**inputs)
     depth = watch.records["block"].max()
     assert watch.alarms[0].block == depth // 2  # the encoder's last, the first of the two that hold
@@ -229,7 +233,10 @@ def test_every_part_of_a_model_has_a_last_block():
 
 def test_stations_and_branches_can_be_asked():
     options = {"measures": ["token_similarity", "branch_ratio"], "stations": "trunk", "on_alarm": lambda _: None}
-    rules = ["token_similarity>-9 at ffn_input after 0", "branch_ratio>0 at ffn_branch at block 2 after 0"]
+    rules = [
+        "token_similarity>-9 at the last block at ffn_input after 0",
+        "branch_ratio>0 at ffn_branch at block 2 after 0",
+    ]
     model = encoder()
     with depthscope.watch(model, 1, warn_if=rules, **options) as watch:
         model(TOKENS)

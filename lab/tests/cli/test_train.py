@@ -52,7 +52,7 @@ def test_a_gate_ends_a_run_with_code_3_and_says_what_it_saw(run, tmp_path: Path)
     found = json.loads(printed)
     assert (found["step"], found["total_steps"], found["signal"], found["failed"]) == (4, 9, None, None)
     assert found["stopped"].startswith(
-        "token_similarity>-9 for 2 after 0 holds since step 0, seen in a row until step 3: "
+        "token_similarity>-9 in half of the blocks for 2 after 0 holds since step 0; step 3: "
     )
     *_, last = err.splitlines()
     assert last == f"depthscope: stopped at step 4 of 9, saved in {found['checkpoint']}: {found['stopped']}"

@@ -13,7 +13,7 @@ from depthscope_lab.training.comparison import Cell, Launch, Result, keep_result
 from depthscope_lab.training.comparison_results import curves, summarise
 from tiny_training import Recorder, assert_bitwise_equal, run_in, saved, tiny_config
 
-RULE = "token_similarity>0.99 for 3 after 0"
+RULE = "token_similarity>0.99 in half of the blocks for 3 after 0"
 
 
 def run(folder: Path, at: int, *, display: Recorder | None = None, until: int | None = None, **options: Any) -> Outcome:
@@ -31,7 +31,7 @@ def test_a_planted_collapse_stops_the_run_and_keeps_the_last_good_checkpoint(tmp
     outcome = run(tmp_path, 7, display=said)  # looks: …, 4, 6 are good; 8, 10, 12 are not
     assert (outcome.step, outcome.total_steps, outcome.complete, outcome.signal) == (13, 20, False, None)
     good = tmp_path / "checkpoints" / "step-00000006"
-    for part in (RULE, "since step 8", "until step 12", "at block 2", f"the last good checkpoint is {good}"):
+    for part in (RULE, "since step 8", "; step 12: ", "at block 2", f"the last good checkpoint is {good}"):
         assert part in (outcome.stopped or "")
     assert names(tmp_path) == [good.name, "step-00000013"]  # keep=1, and the good one
     assert said.messages == [f"stopping: {outcome.stopped}"]
@@ -62,7 +62,7 @@ def test_a_warning_is_said_and_the_run_goes_on(tmp_path: Path):
 def test_a_rule_from_the_first_look_on_has_no_good_checkpoint(tmp_path: Path):
     outcome = run(tmp_path, 0)
     assert outcome.step == 5
-    assert "it held from the first look on; the loss does not fall: " in (outcome.stopped or "")
+    assert "it held from the first look on; the loss has not fallen: " in (outcome.stopped or "")
     assert (outcome.stopped or "").endswith("; no checkpoint was saved by then")
 
 
@@ -100,7 +100,7 @@ def test_stopped_and_continued_it_stops_again_unless_the_rule_goes(tmp_path: Pat
 def test_a_gate_at_the_last_step_is_closed_too(tmp_path: Path):
     outcome = run(tmp_path, 15, watch_every=1, stop_if=("token_similarity>0.99 for 5 after 0",))
     assert outcome.complete
-    assert "until step 19" in (outcome.stopped or "")
+    assert "; step 19: " in (outcome.stopped or "")
 
 
 def test_half_precision_and_accumulation(tmp_path: Path):

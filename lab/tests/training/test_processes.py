@@ -115,7 +115,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_a_gate_stops_all_processes_at_the_same_step(two: list[dict[str, Any]]):
     assert [one["own"] for one in two] == [[4, False], [4, True]]
     assert [one["ours"][0] for one in two] == [6, 6]
-    assert "since step 3, seen in a row until step 5" in two[0]["ours"][1]
+    assert "since step 3; step 5: " in two[0]["ours"][1]
     assert two[1]["ours"][1] == "a rule in the first process holds"
 
 

@@ -53,13 +53,15 @@ class Losses:
         if not self._is_finite:
             return Judgement(False, "the loss is not finite")
         if not self._means and not self._begun:
-            how = "watch.tell(loss=loss) at every step, and the gate waits while it falls"
-            return Judgement(False, f"the loss was not known: tell it, {how}")
+            how = "call watch.tell(loss=loss) at every step, and the gate waits while it falls"
+            return Judgement(False, f"the loss is not known: {how}")
         third = len(self._means) // 3
         if third == 0:
             return Judgement(True, "")
         newest, before = median(self._means[-third:]), median(self._means[-2 * third : -third])
-        return Judgement(newest < before, f"the loss does not fall: {newest:.4g}, before {before:.4g}")
+        steps = third * self._width
+        words = f"the loss has not fallen: {newest:.4g} over {steps} steps, {before:.4g} over the {steps} before"
+        return Judgement(newest < before, words)
 
     def _fetch(self) -> None:
         waiting, self._waiting = self._waiting, []

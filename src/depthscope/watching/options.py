@@ -68,9 +68,9 @@ def watch(
     clipping, unscaling and other processes' parts. They come later than the rest: `on_record` is called once more, with
     the step and their scalars, and the line of the step is written again with them (`load_records` reads the last).
 
-    **The gate.** `stop_if` and `warn_if` are rules, or lists of rules: `"token_similarity>0.99 for 3"` holds if the
-    last block has that value at three watched steps in a row (`depthscope.conditions` has the language). A rule
-    that has held long enough raises an `Alarm`: which block, since when, which value, what it means. `on_alarm` is
+    **The gate.** `stop_if` and `warn_if` are rules, or lists of rules: `"token_similarity>0.99 for 3"` holds if half of
+    the blocks have that value at three watched steps in a row (`depthscope.conditions` has the language). A rule
+    that has held long enough raises an `Alarm`: which blocks, since when, which value, what it means. `on_alarm` is
     called with it; without, it is a warning (`DepthAlarm`). A rule of `stop_if` also sets `should_stop`:
 
         with depthscope.watch(model, every=50, stop_if="token_similarity>0.99 for 3") as watch:
