@@ -56,7 +56,7 @@ def test_a_gate_ends_a_run_with_code_3_and_says_what_it_saw(run, tmp_path: Path)
     )
     *_, last = err.splitlines()
     assert last == f"depthscope: stopped at step 4 of 9, saved in {found['checkpoint']}: {found['stopped']}"
-    assert "warning: cosine_similarity>-9 after 0 holds since step 0" in err
+    assert "warning: cosine_similarity>-9 in half of the blocks after 0 holds since step 0" in err
     code, printed, err = run(*small, *QUIET, "--json", "--out", str(out), "--resume")
     assert (code, json.loads(printed)["stopped"]) == (0, None)
 

@@ -131,7 +131,9 @@ def test_a_rule_that_cannot_be_decided_is_refused_before_the_start(tmp_path: Pat
 def test_what_a_rule_asks_for_is_watched_too(tmp_path: Path):
     rule = "effective_rank<1.5 in half of the blocks at ffn_input after 0"
     outcome = run(tmp_path, 7, stop_if=(rule,))
-    assert (outcome.stopped or "").startswith(f"{rule} holds since step 8: 1 at block 2, the first of 1 of 2 blocks: ")
+    assert (outcome.stopped or "").startswith(
+        f"{rule} holds since step 8; step 8: 1 at block 2, 1 of 2 blocks below 1.5"
+    )
 
 
 def test_a_handful_of_scalars(tmp_path: Path):

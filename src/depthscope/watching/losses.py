@@ -60,7 +60,8 @@ class Losses:
             return Judgement(True, "")
         newest, before = median(self._means[-third:]), median(self._means[-2 * third : -third])
         steps = third * self._width
-        words = f"the loss has not fallen: {newest:.4g} over {steps} steps, {before:.4g} over the {steps} before"
+        unit = "step" if steps == 1 else "steps"
+        words = f"the loss has not fallen: {newest:.4g} over {steps} {unit}, {before:.4g} over the {steps} before"
         return Judgement(newest < before, words)
 
     def _fetch(self) -> None:
