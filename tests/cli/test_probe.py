@@ -189,7 +189,7 @@ def test_fail_on_ends_with_code_3_after_everything_was_printed(run, tmp_path: Pa
     asked = ("encoder", *TINY, "--json", "--out", str(tmp_path / "out"))
     printed = run(*asked, "--fail-on", "token_similarity<=1", "--fail-on", "frobenius_norm<0", code=3)
     value = json.loads(printed.out)["profile"]["token_similarity"][-1]
-    assert printed.err == f"depthscope: token_similarity<=1 holds: {value:.6g} at block 3\n"
+    assert printed.err == f"depthscope: token_similarity<=1 at the last block holds: {value:.6g} at block 3\n"
     assert (tmp_path / "out" / "profile.png").exists()
     assert run(*asked, "--fail-on", "token_similarity > 1").err == ""
 
