@@ -215,7 +215,7 @@ def test_a_condition_on_what_is_undefined_or_ambiguous_is_an_error(run):
 
 def test_a_measure_of_attention_is_taken_where_it_stands(run):
     asked = ("--measures", "delta", "--fail-on", "delta>1e9", "--fail-on", "delta>=0")
-    assert "delta>=0 holds" in run("bert", *TINY, *asked, code=3).err
+    assert "delta>=0 at the last block holds" in run("bert", *TINY, *asked, code=3).err
 
 
 # --- hf: and module:factory ---------------------------------------------------------------------------
