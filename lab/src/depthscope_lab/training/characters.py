@@ -77,8 +77,8 @@ class CharacterModelling:
         and only Transformer-XL's recipes can read such a model with the future hidden.
         """
         config, generator = self.config, derived_generator(self.config.seed, "weights")
-        shape = {"vocabulary": self.data.symbols, "context": config.context}
-        model = CausalLM(config.depth, block_of(config), **shape, generator=generator)
+        block, symbols = block_of(config), self.data.symbols
+        model = CausalLM(config.depth, block, vocabulary=symbols, context=config.context, generator=generator)
         if remedies := remedies_of(config):
             apply(model, *remedies)
             for remedy, mixings in mixings_in(model, remedies):

@@ -133,7 +133,7 @@ class LanguageModelling:
         leaks = (carried is not None and carried.leaks) or any("full" in found for _, found in mixings)
         reading = replace(reading_of(self.config), part=slice(share.index, None, share.count))
         stream = self.data.test if self.config.evaluate_on == "test" else self.data.valid
-        sums = {}
+        sums: dict[str, float] = {}
         for prefix, read, segments in (("", evaluate, reading.segments), ("hidden_", evaluate_without_future, few)):
             if prefix and not (few and leaks):
                 continue

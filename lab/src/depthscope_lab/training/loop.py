@@ -82,9 +82,9 @@ def _loop(session: Session, request: StopRequest, watch: Any) -> Outcome:
             session.display.evaluated(position.step, position.metrics)
         if last or stop or gate or position.step % (run.checkpoint_every or per_epoch) == 0:
             save(session)
-    for name, value in position.metrics.items() if position.step == total else ():
+    for name, value in position.metrics.items():
         # Whatever its training loss was, such a run has not ended well.
-        if name.endswith("loss") and not math.isfinite(value):
+        if position.step == total and name.endswith("loss") and not math.isfinite(value):
             raise NonFiniteLoss(
                 f"the {name.replace('_', ' ')} is not finite at step {position.step}, the last one; "
                 f"{position.last_good}: its weights are finite"
