@@ -40,7 +40,7 @@ PRIVATE = {
     "remedies.record": "from_dict",
     "remedies.remedy": "Mixing",
     "remedies.reparameterise": "INTERVALS",
-    "report.formats": "CHECKPOINT_FORMAT COLUMNS ENDS FACTORS METRICS METRICS_KIND STUDY_FORMAT Verdict WATCHED "
+    "report.formats": "CHECKPOINT_FORMAT COLUMNS ENDS FACTORS METRICS STUDY_FORMAT Verdict WATCHED "
     "checkpoints_in evaluated folder_name lines_of read_about read_state row_of run_name step_of",
     "theory.collapse": "LARGEST_RANGE",
 }

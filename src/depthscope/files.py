@@ -110,16 +110,9 @@ def write_folder(
     return folder
 
 
-def write_whole_folder(
-    target: Path,
-    write: Callable[[Path], object],
-    *,
-    forced: bool = False,
-) -> Path:
-    """Calls `write` with a new folder, and renames that to the target once it is complete.
-
-    If anything fails, the target is as it was. `forced`: as for `write_folder`.
-    """
+def write_whole_folder(target: Path, write: Callable[[Path], object], *, forced: bool = False) -> Path:
+    """Calls `write` with a new folder, and renames that to the target once it is complete. If anything fails, the
+    target is as it was. `forced`: as for `write_folder`."""
 
     def make(path: Path) -> None:
         path.mkdir()
@@ -157,18 +150,15 @@ def in_words(error: Exception) -> str:
 def append_line(path: Path, line: str) -> None:
     """Adds a line in one write. If that fails (a full disk) the file is as it was, and the error names it."""
     data = line.encode("utf-8")
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        size = os.fstat(handle).st_size
+    with path.open("ab", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
         try:
-            if (written := os.write(handle, data)) < len(data):
+            if (written := os.write(file.fileno(), data)) < len(data):
                 raise OSError(f"only {written} of {len(data)} bytes had room")
         except OSError as error:
             with suppress(OSError):
-                os.ftruncate(handle, size)
+                file.truncate(size)
             raise OSError(f"could not write {path}: {error.strerror or error}") from error
-    finally:
-        os.close(handle)
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -2,8 +2,7 @@
 
 A *record* is an object of JSON with its kind, the number of its format, the sums of the files that were written
 together with it (`files`, by name), and a sum of all that (`sha256`). A *log* grows line by line, and its process may
-be killed at any moment: each line, an object too, ends with a sum over the line and the sum of the line before. What is
-torn after its last whole line was cut by a kill, and is no damage; a letter that differs, a line that is missing are.
+be killed at any moment: what is torn after its last whole line is no damage.
 
 Files of before there were sums are read as they are. Links that leave their folder, pipes and devices are not opened.
 """
@@ -11,8 +10,6 @@ Files of before there were sums are read as they are. Links that leave their fol
 from __future__ import annotations
 
 import json
-import os
-import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -22,16 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from depthscope.files import (
-    append_line,
-    content_sum,
-    read_json,
-    require_format,
-    require_own_file,
-    sum_of,
-    write_folder,
-    write_text,
-)
+from depthscope.files import content_sum, read_json, require_format, require_own_file, sum_of, write_folder, write_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,8 +27,6 @@ if TYPE_CHECKING:
 COMMANDS = "commands.json"  # how the files of a folder were made
 Writer = Callable[[Path], object]
 _OWN = ("kind", "format", "files", "sha256")
-_SEALED_LINE = re.compile(rb'(.*), "sum": "([0-9a-f]{8})"\}')
-_END = len(b', "sum": "01234567"}\n')
 
 
 @dataclass(frozen=True)
@@ -158,7 +144,7 @@ def write_tables(
     obsolete: Iterable[str] = (),
 ) -> Path:
     """Tables as parquet files, and the record of this name that has their sums; all or none of them."""
-    writers = {file: partial(_write_table, table) for file, table in tables.items()}
+    writers = {file: partial(table.to_parquet, index=False) for file, table in tables.items()}
     return write_folder(folder, with_record(writers, name, kind, format, content), obsolete=obsolete)
 
 
@@ -182,61 +168,20 @@ def read_tables(
         raise ValueError(f"{folder} holds no {called}: {' '.join(str(error).split())[:300]}") from None
 
 
-def _write_table(table: pd.DataFrame, path: Path) -> None:
-    table.to_parquet(path, index=False)
+def require_whole_log(path: Path, written: Any = None) -> None:
+    """A ValueError if a line of a log is no object of JSON; a last line that a kill has torn is no damage.
 
-
-def append_sealed(path: Path, kind: str, line: str) -> None:
-    """Adds a line, an object of JSON, with its sum, in one write. If that fails the file is as it was.
-
-    `kind` is what stands before the first line: the log and the number of its format.
-    """
-    body = line.rstrip("\n").removesuffix("}")
-    append_line(path, f'{body}, "sum": "{_line_sum(_last_sum(path, kind), body.encode())}"}}\n')
-
-
-def require_whole_log(path: Path, kind: str, written: Any = None) -> None:
-    """A ValueError if a log is not of this kind or not what was written; a last line that a kill has torn is no damage.
-
-    `written` are length and sum of its beginning at some time. Lines of before they had sums are taken as they are.
+    `written` are length and sum of its beginning at some time.
     """
     try:
         data = require_own_file(path).read_bytes()
     except FileNotFoundError:
         raise ValueError(f"there is no file {path}") from None
-    before, wrong, seen = kind.encode(), [], False
-    lines = data.split(b"\n")[:-1]
-    for number, line in enumerate(lines, start=1):
-        found = _SEALED_LINE.fullmatch(line)
-        if found is None:
-            with suppress(ValueError, RecursionError):
-                if not seen and isinstance(json.loads(line), dict):  # of before lines had sums
-                    continue
-            wrong.append(number)
-            before = kind.encode()
-        else:
-            seen = True
-            if _line_sum(before, found[1]) != found[2].decode():
-                wrong.append(number)
-            before = found[2]
-    if wrong:
-        named = f"line {wrong[0]}" + (f" and {len(wrong) - 1} more" if wrong[1:] else "")
-        raise ValueError(f"{path} is damaged: {named} of {len(lines)} is not what was written, or lines are gone")
+    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
+        with suppress(ValueError, RecursionError):
+            if isinstance(json.loads(line), dict):
+                continue
+        raise ValueError(f"{path} is damaged: line {number} is not what was written")
     length = written.get("bytes") if isinstance(written, dict) else None
     if isinstance(length, int) and sha256(data[:length]).hexdigest() != written["sha256"]:
         raise ValueError(f"{path} is damaged: its first {length} bytes are not what was written")
-
-
-def _line_sum(before: bytes, body: bytes) -> str:
-    return sha256(before + b"\n" + body).hexdigest()[:8]
-
-
-def _last_sum(path: Path, kind: str) -> bytes:
-    """That of a log's last line; the kind if there is none."""
-    if not path.is_file():
-        return kind.encode()
-    with path.open("rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - _END))
-        end = file.read(_END)
-    found = _SEALED_LINE.fullmatch(end.rstrip(b"\n"))
-    return found[2] if found is not None and end.endswith(b"\n") else kind.encode()

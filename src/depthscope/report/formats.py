@@ -18,7 +18,6 @@ from depthscope.files import content_sum, read_json, require_file, require_forma
 from depthscope.sealed import Record, read_record
 
 METRICS = "metrics.jsonl"
-METRICS_KIND = "metrics 1"  # of the log, with the number of its format
 WATCHED = "token_similarity"  # of the last block's tokens, in a step that was watched
 FACTORS = ["variant", "depth", "lr", "warmup_steps"]
 COLUMNS = [*FACTORS, "seed", "step", "quantity", "value"]

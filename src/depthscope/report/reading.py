@@ -26,7 +26,6 @@ from depthscope.report.formats import (
     ENDS,
     FACTORS,
     METRICS,
-    METRICS_KIND,
     WATCHED,
     Claim,
     checkpoints_in,
@@ -40,7 +39,6 @@ from depthscope.sealed import COMMANDS, Record, read_commands, read_record, requ
 from depthscope.usage import DepthUse
 from depthscope.value_spectra import Spectra
 from depthscope.watching import load_records
-from depthscope.watching.records import KIND as WATCH_KIND
 
 T = TypeVar("T")
 _WATCHED_COLUMNS = ["series", "step", "block", "station", "measure", "value"]
@@ -227,7 +225,7 @@ def _training(folder: Path) -> Subject:
 
 
 def _logged(folder: Path, written: Any) -> list[tuple[str, int, int, str, float]]:
-    require_whole_log(folder / METRICS, METRICS_KIND, written)
+    require_whole_log(folder / METRICS, written)
     logged = read_metrics(folder / METRICS)
     if any("curves" in row for row in logged):
         raise ValueError(f"{folder / METRICS} is another file: that of a watch")
@@ -253,7 +251,7 @@ def _logs_at_the_last_checkpoint(folder: Path, damage: list[str]) -> dict[str, A
 
 
 def _watched(path: Path, series: str, written: Any = None) -> pd.DataFrame:
-    require_whole_log(path, WATCH_KIND, written)
+    require_whole_log(path, written)
     return load_records(path).assign(series=series)[_WATCHED_COLUMNS]
 
 

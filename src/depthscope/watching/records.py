@@ -12,13 +12,13 @@ from typing import Any
 
 import pandas as pd
 
+from depthscope.files import append_line
 from depthscope.measures import ALIKE, MEASURES
 from depthscope.probing.readings import Reading
 from depthscope.probing.roles import OF_GRADIENTS, gradient_scalars
-from depthscope.sealed import append_sealed, require_whole_log
+from depthscope.sealed import require_whole_log
 from depthscope.watching.gate import Means
 
-KIND = "watch 1"  # of the log, with the number of its format
 COLUMNS = ["step", "block", "station", "measure", "value"]
 
 Curves = dict[str, dict[str, list[float]]]  # station → measure → values of blocks 0..L
@@ -157,7 +157,7 @@ def frame_of_records(records: Sequence[Record]) -> pd.DataFrame:
 def load_records(path: str | os.PathLike[str]) -> pd.DataFrame:
     """The table of a file that `watch(path=…)` wrote. A step that was run again after a restart counts once,
     as it was run last."""
-    require_whole_log(Path(path), KIND)
+    require_whole_log(Path(path))
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
     except FileNotFoundError:
@@ -190,4 +190,4 @@ def check_appendable(path: Path) -> None:
 
 def append(path: Path, record: Record) -> None:
     """Adds one line in one write; if it fails (a full disk), the file stays as it was, and OSError is raised."""
-    append_sealed(path, KIND, record.line())
+    append_line(path, record.line())

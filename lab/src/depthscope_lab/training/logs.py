@@ -7,15 +7,14 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from depthscope.files import write_text, write_whole
-from depthscope.report.formats import METRICS_KIND, WATCHED, lines_of, row_of
-from depthscope.sealed import append_sealed
+from depthscope.files import append_line, write_text, write_whole
+from depthscope.report.formats import WATCHED, lines_of, row_of
 
 
 def append_metrics(path: Path, step: int, values: Mapping[str, float]) -> None:
     """What is not finite is null: JSON knows neither nan nor infinity."""
     finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-    append_sealed(path, METRICS_KIND, json.dumps({"step": step, **finite}) + "\n")
+    append_line(path, json.dumps({"step": step, **finite}) + "\n")
 
 
 def keep_until(path: Path, step: int) -> int:
