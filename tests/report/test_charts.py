@@ -56,15 +56,6 @@ def test_a_chart_without_data_is_not_drawn():
     assert drawings_of(Material([Subject("nothing")])) == {}
 
 
-def test_a_chart_in_which_nothing_changes_is_named_and_not_shown(tmp_path):
-    profile = made_up({"token_similarity": [0.1, 0.5, 0.9], "effective_rank": [20.0, 20.1, 20.0]})
-    drawn = drawings_of(Material(subjects_of([profile])))
-    assert [name for name, drawing in drawn.items() if drawing.flat] == ["ranks"]
-    text = write(tmp_path / "page.html", profile).read_text(encoding="utf-8")
-    assert 'id="chart-ranks"' not in text
-    assert "nothing changes in it from block to block: Directions left." in text
-
-
 def test_the_steps_add_up_to_the_whole(measured: Measured):
     """What all steps have added by the last block is what the log-odds have grown by."""
     steps = CHARTS["steps"](Material(subjects_of([measured.profile])))

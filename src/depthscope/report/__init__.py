@@ -5,39 +5,29 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-_HOMES = {
-    "CHARTS": "charts",
-    "Chart": "drawings",
-    "Claim": "formats",
-    "Drawing": "drawings",
-    "Material": "drawings",
-    "Subject": "subjects",
-    "read": "reading",
-    "read_metrics": "formats",
-    "write": "page",
-    "write_index": "page",
+_NAMES = {
+    "charts": "CHARTS",
+    "drawings": "Chart Drawing Material",
+    "formats": "Claim read_metrics",
+    "page": "write write_index",
+    "reading": "read",
+    "subjects": "Subject",
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
-__all__ = [
-    "CHARTS",
-    "Chart",
-    "Claim",
-    "Drawing",
-    "Material",
-    "Subject",
-    "read",
-    "read_metrics",
-    "write",
-    "write_index",
-]
-
-if TYPE_CHECKING:
-    from depthscope.report.charts import CHARTS
-    from depthscope.report.drawings import Chart, Drawing, Material
-    from depthscope.report.formats import Claim, read_metrics
-    from depthscope.report.page import write, write_index
-    from depthscope.report.reading import read
-    from depthscope.report.subjects import Subject
+if TYPE_CHECKING:  # a type checker takes the names that are imported as themselves
+    from depthscope.report.charts import CHARTS as CHARTS
+    from depthscope.report.drawings import Chart as Chart
+    from depthscope.report.drawings import Drawing as Drawing
+    from depthscope.report.drawings import Material as Material
+    from depthscope.report.formats import Claim as Claim
+    from depthscope.report.formats import read_metrics as read_metrics
+    from depthscope.report.page import write as write
+    from depthscope.report.page import write_index as write_index
+    from depthscope.report.reading import read as read
+    from depthscope.report.subjects import Subject as Subject
+else:
+    __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

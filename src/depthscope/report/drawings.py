@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from depthscope.report.subjects import Subject
-from depthscope.report.tables import NUMBER_COLUMNS, RANGE_COLUMNS, Where, numbers_of, ranges_of
+from depthscope.report.tables import NUMBER_COLUMNS, Where, numbers_of
 
 Section = Literal["What happens", "Why", "Tokens and weights", "Training"]
 SECTIONS: tuple[Section, ...] = ("What happens", "Why", "Tokens and weights", "Training")
@@ -27,12 +27,6 @@ class Material:
         """run, block, station, head (−1: none), measure, value: means over samples of all profiles."""
         found = self.table(lambda item: None if item.profile is None else numbers_of(item.profile))
         return pd.DataFrame(columns=NUMBER_COLUMNS) if found is None else found[NUMBER_COLUMNS]
-
-    @cached_property
-    def ranges(self) -> pd.DataFrame:
-        """run, block, measure, low, high: over the samples, of shares at the blocks' outputs."""
-        found = self.table(lambda item: None if item.profile is None else ranges_of(item.profile))
-        return pd.DataFrame(columns=RANGE_COLUMNS) if found is None else found[RANGE_COLUMNS]
 
     def table(self, of: Callable[[Subject], pd.DataFrame | None]) -> pd.DataFrame | None:
         """What `of` gives of each subject, in one table with its label in the column `run`; None if that is nothing."""
@@ -82,7 +76,7 @@ class Drawing:
     `spec` is a chart of Altair whose data are named tables (`alt.NamedData("numbers")`). `uses` says which rows of
     which table it shows; `tables` are those that it brings besides the page's own. `rules` are the findings, verdicts
     and kinds of summaries whose sentences lead here. `block` is the scale that has blocks on it, so that the pointer
-    finds one. `flat`: nothing changes in it, so that the page names it and does not show it.
+    finds one.
     """
 
     title: str
@@ -93,7 +87,6 @@ class Drawing:
     tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     rules: tuple[str, ...] = ()
     block: Literal["x", "y"] | None = "x"
-    flat: bool = False
 
 
 Chart = Callable[[Material], Drawing | None]

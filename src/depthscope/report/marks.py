@@ -15,33 +15,16 @@ COLOURS = (VERMILION, BLUE, GREEN, ORANGE, PURPLE, SKY, GREY)  # all of them can
 HEIGHT = 260
 _LEGEND, _LEGEND_TITLE = 160, 30  # of the colours of a heat map, in pixels: at most; what stands above them
 # Letters and lines have the colour of the text around them: light and dark need no other chart.
+_TEXT: dict[str, Any] = {"labelColor": "currentColor", "titleColor": "currentColor"}
+_TEXT |= {"labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"}
+_AXIS: dict[str, Any] = {f"{part}Color": "currentColor" for part in ("domain", "tick", "grid")}
+_AXIS |= {"gridOpacity": 0.12, "domainOpacity": 0.4, "tickOpacity": 0.4, "labelOverlap": True}
 CONFIG: dict[str, Any] = {
     "background": "transparent",
     "font": "system-ui, sans-serif",
     "view": {"stroke": None},
-    "axis": {
-        "labelColor": "currentColor",
-        "titleColor": "currentColor",
-        "domainColor": "currentColor",
-        "tickColor": "currentColor",
-        "gridColor": "currentColor",
-        "gridOpacity": 0.12,
-        "domainOpacity": 0.4,
-        "tickOpacity": 0.4,
-        "labelFontSize": 12,
-        "titleFontSize": 12,
-        "titleFontWeight": "normal",
-        "labelOverlap": True,
-    },
-    "legend": {
-        "labelColor": "currentColor",
-        "titleColor": "currentColor",
-        "labelFontSize": 12,
-        "titleFontSize": 12,
-        "titleFontWeight": "normal",
-        "labelLimit": 420,
-        "symbolStrokeWidth": 3,
-    },
+    "axis": _TEXT | _AXIS,
+    "legend": _TEXT | {"labelLimit": 420, "symbolStrokeWidth": 3},
     "line": {"strokeWidth": 2},
     "rule": {"color": "currentColor"},
     "text": {"color": "currentColor"},

@@ -27,7 +27,7 @@ from depthscope.naming import visible
 from depthscope.report.drawings import SECTIONS, Drawing, Material
 from depthscope.report.reading import in_one_line, read, studies_in
 from depthscope.report.subjects import Subject, named, subjects_of
-from depthscope.report.tables import NUMBERS, RANGES, packed
+from depthscope.report.tables import NUMBERS, packed
 from depthscope.report.words import said_of
 
 REPORT = "report.html"
@@ -110,9 +110,7 @@ def drawings_of(material: Material) -> dict[str, Drawing]:
 
 def tables_of(material: Material, drawings: Mapping[str, Drawing]) -> dict[str, pd.DataFrame]:
     """Every table of a page once: the page's own, and those that charts bring."""
-    tables: dict[str, pd.DataFrame] = {}
-    if len(material.numbers):
-        tables = {NUMBERS: material.numbers, RANGES: material.ranges}
+    tables = {NUMBERS: material.numbers} if len(material.numbers) else {}
     for name, drawing in drawings.items():
         for table, frame in drawing.tables.items():
             if table in tables and tables[table] is not frame:
@@ -136,9 +134,8 @@ def render(
     from depthscope.report.marks import CONFIG  # needs Altair
 
     material = Material(subjects)
-    found = drawings_of(material)
-    tables = tables_of(material, found)
-    drawings = {name: drawing for name, drawing in found.items() if not drawing.flat}
+    drawings = drawings_of(material)
+    tables = tables_of(material, drawings)
     for subject in subjects:
         if subject.data is not None and links is None:
             tables["data"] = subject.data.head(_MOST_ROWS)
@@ -177,7 +174,6 @@ def render(
         damage=damage_of(subjects),
         verdicts={name: sum(c["verdict"] == name for s in subjects for c in s.claims) for name in VERDICTS},
         sections={section: {n: d for n, d in others.items() if d.section == section} for section in SECTIONS},
-        flat=[drawing.title for drawing in found.values() if drawing.flat],
         runs=material.labels,
         chosen='"name": "shown"' in json.dumps(data["charts"]),  # whether a chart is of one run at a time
         tables={name: len(table) for name, table in tables.items()},

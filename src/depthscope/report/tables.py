@@ -12,9 +12,8 @@ import pandas as pd
 from depthscope.measures import MEASURES
 from depthscope.probing import Profile
 
-NUMBERS, RANGES = "numbers", "ranges"
+NUMBERS = "numbers"
 NUMBER_COLUMNS = ["run", "block", "station", "head", "measure", "value"]
-RANGE_COLUMNS = ["run", "block", "measure", "low", "high"]
 _DIGITS = 5  # significant: a difference that a chart cannot show is not worth the bytes
 Where = Mapping[str, Sequence[Any]]  # column → the values that a chart shows of it
 
@@ -27,15 +26,6 @@ def numbers_of(profile: Profile) -> pd.DataFrame:
     is_name = profile.frame["measure"].isin([name for name in MEASURES if MEASURES[name].is_name])
     means = profile.frame[~is_name].groupby(["station", "head", "measure", "block"])["value"].mean()
     return means.sort_index().reset_index()
-
-
-def ranges_of(profile: Profile) -> pd.DataFrame:
-    """The least and the largest value over samples of the shares at the blocks' outputs, where there are several."""
-    frame = profile.frame
-    shares = [name for name in profile.names() if name in MEASURES and MEASURES[name].is_share]
-    rows = frame[(frame["station"] == "output") & frame["measure"].isin(shares) & (frame["sample"] >= 0)]
-    found = rows.groupby(["measure", "block"])["value"].agg(["min", "max"]).reset_index()
-    return found.rename(columns={"min": "low", "max": "high"})
 
 
 def chosen(table: pd.DataFrame, where: Where) -> pd.DataFrame:

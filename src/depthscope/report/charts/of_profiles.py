@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import altair as alt
 import pandas as pd
@@ -13,12 +12,10 @@ from depthscope.diagnosis.facts import Facts
 from depthscope.diagnosis.steps import growth_by_block
 from depthscope.drawing.palette import GREY
 from depthscope.report.drawings import Chart, Drawing, Material
-from depthscope.report.marks import COLOURS, block_axis, lines
+from depthscope.report.marks import block_axis, lines
 from depthscope.report.subjects import Subject
-from depthscope.report.tables import NUMBERS, RANGES, Where, chosen
+from depthscope.report.tables import NUMBERS, Where
 
-_CHANGE = 0.05  # of a share, or of the largest of other numbers: what changes less is flat
-_FACTOR = 1.5  # on a logarithmic scale
 _SIMILARITIES = {
     "output token_similarity": "token similarity (t_sim)",
     "output direction_similarity": "of directions, without outliers",
@@ -42,12 +39,11 @@ def similarity(material: Material) -> Drawing | None:
         if reference is not None:
             low, high = (getattr(reference, side)["token_similarity"] for side in ("low", "high"))
             tables["reference"] = pd.DataFrame({"block": range(len(low)), "low": low, "high": high})
-            bands.append(_band("reference", material.depth, GREY, 0.25))
+            band = alt.Chart(alt.NamedData("reference")).mark_area(color=GREY, opacity=0.25)
+            y = alt.Y("low:Q", title="similarity")
+            bands.append(band.encode(x=block_axis(material.depth), y=y, y2="high:Q"))
             uses["reference"] = {}
             caption += f" Grey: usual for {reference.label}."
-        if len(material.ranges):
-            bands.append(_band(RANGES, material.depth, COLOURS[0], 0.15))
-            uses[RANGES] = {"measure": ("token_similarity",)}
     return Drawing(
         "Similarity of tokens",
         caption,
@@ -78,16 +74,13 @@ def measured(
         there = _measured(material, labels)
         if len(there) < fewest:
             return None
-        where = _rows(there)
-        curves = chosen(material.numbers, where).groupby(["run", "station", "measure"])["value"]
         return Drawing(
             heading,
             caption,
             lines(NUMBERS, list(there.values()), material, title=y, labels=there, log=log, share=share),
-            {NUMBERS: where},
+            {NUMBERS: _rows(there)},
             "Why" if why else "What happens",
             rules=rules,
-            flat=not any(_changes(values, log=log, share=share) for _, values in curves),
         )
 
     chart.__name__ = name
@@ -177,19 +170,3 @@ def _measured(material: Material, labels: Mapping[str, str]) -> dict[str, str]:
 def _rows(labels: Mapping[str, str]) -> Where:
     stations, measures = zip(*(key.split() for key in labels), strict=True)
     return {"station": tuple(dict.fromkeys(stations)), "measure": tuple(dict.fromkeys(measures)), "head": (-1,)}
-
-
-def _changes(values: Sequence[float] | pd.Series[float], *, log: bool = False, share: bool = False) -> bool:
-    """Whether a line says more than one number; what is too short for a line is not judged."""
-    known = pd.Series(values, dtype=float).replace([float("inf"), float("-inf")], float("nan")).dropna()
-    if len(known) < 2:
-        return True
-    low, high = known.min(), known.max()
-    if log and low > 0:
-        return bool(high > _FACTOR * low)
-    return bool(high - low > _CHANGE * (1.0 if share else known.abs().max()))
-
-
-def _band(table: str, depth: int, colour: str, opacity: float) -> Any:
-    band = alt.Chart(alt.NamedData(table)).mark_area(color=colour, opacity=opacity)
-    return band.encode(x=block_axis(depth), y=alt.Y("low:Q", title="similarity"), y2="high:Q")

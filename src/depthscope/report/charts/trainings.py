@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import altair as alt
-import numpy as np
 import pandas as pd
 
+from depthscope.drawing.complex_plane import evenly
 from depthscope.report.drawings import Drawing, Material
 from depthscope.report.marks import at_pointer, choice, colour
 
@@ -29,7 +27,7 @@ def training(material: Material) -> Drawing | None:
     table = found.reset_index().rename(columns={"mean": "value", "count": "runs"})
     table["low"], table["high"] = (table["value"] + sign * table["std"].fillna(0) for sign in (-1, 1))
     rows = [own.sort_values("step") for _, own in table.groupby(["quantity", "series"], sort=False)]
-    kept = [own.iloc[_evenly(range(len(own)), _MOST_STEPS)] for own in rows]
+    kept = [own.iloc[evenly(list(range(len(own))), _MOST_STEPS)] for own in rows]
     table = pd.concat(kept, ignore_index=True).drop(columns="std")
     series = list(dict.fromkeys(table["series"]))
     quantities = sorted(set(table["quantity"]), key=lambda name: (_FIRST.index(name) if name in _FIRST else 9, name))
@@ -121,7 +119,7 @@ def watched(material: Material) -> Drawing | None:
         return None
     steps = sorted(set(table["step"]))
     per_step = len(table) / len(steps)
-    table = table[table["step"].isin(_evenly(steps, max(2, int(_MOST_CELLS / per_step))))].reset_index(drop=True)
+    table = table[table["step"].isin(evenly(steps, max(2, int(_MOST_CELLS / per_step))))].reset_index(drop=True)
     series, measures, stations = (list(dict.fromkeys(table[name])) for name in ("series", "measure", "station"))
     stations.sort(key=lambda name: name != "after_ffn")  # a remedy stands after it, and at τ = 1 leaves 0 there
     params = [
@@ -160,8 +158,3 @@ def watched(material: Material) -> Drawing | None:
         tables={"watched": table},
         block="y",
     )
-
-
-def _evenly(values: Sequence[int], most: int) -> list[int]:
-    """Some of them, first and last among them."""
-    return [values[round(place)] for place in np.linspace(0, len(values) - 1, min(most, len(values)))]
