@@ -22,66 +22,43 @@ _NAMES = {  # by room, the public names that it has
 }
 _ROOM_OF = {name: room for room, names in _NAMES.items() for name in names.split()}
 
-__all__ = [
-    "Captured",
-    "DeEscalate",
-    "DepthCallback",
-    "DepthUse",
-    "Diagnosis",
-    "Fixed",
-    "LayerScale",
-    "PathShares",
-    "Profile",
-    "Recommendation",
-    "ResidualWeight",
-    "Scope",
-    "Spectra",
-    "__version__",
-    "ablate",
-    "apply",
-    "capture",
-    "depth_use",
-    "diagnose",
-    "fix",
-    "list_families",
-    "list_measures",
-    "list_remedies",
-    "paths",
-    "probe",
-    "profile_of",
-    "recommend",
-    "register_family",
-    "remove",
-    "restore",
-    "skip_loss",
-    "spectra",
-    "watch",
-    "write_report",
-]
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a type checker takes the names that are imported as themselves
     __version__: str
-    from depthscope.anatomy import list_families, register_family
-    from depthscope.attention_paths import PathShares, paths
-    from depthscope.diagnosis import Diagnosis, Fixed, diagnose, fix
-    from depthscope.measures import list_measures
-    from depthscope.probing import Captured, Profile, ablate, capture, probe, profile_of, skip_loss
-    from depthscope.remedies import (
-        DeEscalate,
-        LayerScale,
-        Recommendation,
-        ResidualWeight,
-        apply,
-        list_remedies,
-        recommend,
-        remove,
-        restore,
-    )
-    from depthscope.report import write as write_report
-    from depthscope.scope import Scope
-    from depthscope.usage import DepthUse, depth_use
-    from depthscope.value_spectra import Spectra, spectra
-    from depthscope.watching import DepthCallback, watch
+    from depthscope.anatomy import list_families as list_families
+    from depthscope.anatomy import register_family as register_family
+    from depthscope.attention_paths import PathShares as PathShares
+    from depthscope.attention_paths import paths as paths
+    from depthscope.diagnosis import Diagnosis as Diagnosis
+    from depthscope.diagnosis import Fixed as Fixed
+    from depthscope.diagnosis import diagnose as diagnose
+    from depthscope.diagnosis import fix as fix
+    from depthscope.measures import list_measures as list_measures
+    from depthscope.probing import Captured as Captured
+    from depthscope.probing import Profile as Profile
+    from depthscope.probing import ablate as ablate
+    from depthscope.probing import capture as capture
+    from depthscope.probing import probe as probe
+    from depthscope.probing import profile_of as profile_of
+    from depthscope.probing import skip_loss as skip_loss
+    from depthscope.remedies import DeEscalate as DeEscalate
+    from depthscope.remedies import LayerScale as LayerScale
+    from depthscope.remedies import Recommendation as Recommendation
+    from depthscope.remedies import ResidualWeight as ResidualWeight
+    from depthscope.remedies import apply as apply
+    from depthscope.remedies import list_remedies as list_remedies
+    from depthscope.remedies import recommend as recommend
+    from depthscope.remedies import remove as remove
+    from depthscope.remedies import restore as restore
+    from depthscope.report import write as write_report  # noqa: F401
+    from depthscope.scope import Scope as Scope
+    from depthscope.usage import DepthUse as DepthUse
+    from depthscope.usage import depth_use as depth_use
+    from depthscope.value_spectra import Spectra as Spectra
+    from depthscope.value_spectra import spectra as spectra
+    from depthscope.watching import DepthCallback as DepthCallback
+    from depthscope.watching import watch as watch
+else:
+    __all__ = sorted([*_ROOM_OF, "__version__", "write_report"])
 
 
 def __getattr__(name: str) -> Any:

@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 from difflib import get_close_matches
+from itertools import groupby
 
 _NO_LETTERS = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, marks that turn the direction of writing, line separators
 _NEAR = 0.65  # of 1: "bret" is "bert", and "mamba" is not "llama"
@@ -74,13 +75,8 @@ def lowered(sentence: str) -> str:
 
 def runs_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
     """1, 2, 3, 5 as (1, 3), (5, 5)."""
-    runs: list[tuple[int, int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1] = runs[-1][0], number
-        else:
-            runs.append((number, number))
-    return runs
+    runs = (list(run) for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]))
+    return [(run[0][1], run[-1][1]) for run in runs]
 
 
 def ranges(numbers: Iterable[int]) -> str:
