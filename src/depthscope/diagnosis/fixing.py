@@ -28,7 +28,6 @@ from depthscope.diagnosis.verdict import COLLAPSES, Diagnosis
 from depthscope.discovery import Hints, refuse_tensor
 from depthscope.inputs import Tokenizer
 from depthscope.interruption import attempt
-from depthscope.models.token_means import TokenMean
 from depthscope.naming import visible
 from depthscope.probing import NoLoss, Profile, mean_loss, probe
 from depthscope.progress import Tick
@@ -94,10 +93,7 @@ def fix(
     inputs: Any = None,
     *,
     tau: float | Literal["recommended"] | None = None,
-    level: float | None = None,
     alpha: float | None = None,
-    at: str = "output",
-    mixing: str | TokenMean = "auto",
     tokenizer: Tokenizer | None = None,
     progress: Progress = lambda _what: None,
     about: Mapping[str, Any] | None = None,
@@ -111,11 +107,8 @@ def fix(
         model: any model that holds Transformer blocks, or a `Scope` of it.
         inputs: as for `probe`.
         tau: puts de-escalation in with that strength, also against the verdict; "recommended" measures it. Without it
-            and the next four, remedies are ranked by what was trained, and the first one is put in.
-        level: as for `recommend`, and so are the next three.
+            and the next, remedies are ranked by what was trained, and the first one is put in.
         alpha: the weight of the branches beside de-escalation.
-        at: the station of the de-escalation.
-        mixing: which mean it takes.
         tokenizer: makes ids of strings.
         progress: `progress(what)` is called before each part; what it returns is called after each piece of it.
         about: is added to the profiles' metadata.
@@ -133,7 +126,7 @@ def fix(
     """
     scope = scope_of(model, inputs, tokenizer, **hints).keep_inputs()
     refuse_tensor(scope.hints)
-    asked = tau is not None or level is not None or alpha is not None or (at, mixing) != ("output", "auto")
+    asked = tau is not None or alpha is not None
     strength = None if tau == "recommended" else tau
     if applied(scope.model):
         raise ValueError("the model has remedies already: depthscope.remove(model) takes them out")
@@ -147,8 +140,7 @@ def fix(
     facts = Facts(before)
 
     def recommended() -> Recommendation:
-        tick = progress("measuring the odds")
-        return recommend(scope, tau=strength, level=level, alpha=alpha, at=at, mixing=mixing, progress=tick)
+        return recommend(scope, tau=strength, alpha=alpha, progress=progress("measuring the odds"))
 
     def remedied() -> Fixed:
         notes: tuple[str, ...] = ()

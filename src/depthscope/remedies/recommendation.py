@@ -24,7 +24,6 @@ from depthscope.discovery import Hints, refuse_tensor
 from depthscope.hooks import Listen, Machine, Visit, refuse_ablated
 from depthscope.inputs import Tokenizer, call
 from depthscope.measures import TokenMatrix
-from depthscope.models.token_means import TokenMean
 from depthscope.probing import Profile, probe
 from depthscope.probing.profile import most_alike
 from depthscope.progress import Tick
@@ -108,8 +107,6 @@ def recommend(
     level: float | None = None,
     tau: float | None = None,
     alpha: float | None = None,
-    at: str = "output",
-    mixing: str | TokenMean = "auto",
     weigh_branches: bool = True,
     tokenizer: Tokenizer | None = None,
     progress: Tick | None = None,
@@ -130,8 +127,6 @@ def recommend(
             0.5.
         tau: is taken as it is, if given.
         alpha: is taken as it is, if given.
-        at: the station of the de-escalation.
-        mixing: which mean is taken: "auto" (as the model's causality allows), or one by name.
         weigh_branches: looks for a weight of the branches, if the model shows its branches and its weights do not look
             trained.
         tokenizer: makes ids of strings.
@@ -171,7 +166,7 @@ def recommend(
     sinks = sink_positions(profile, part) if about.get("causal") and not is_padded_left else ()
 
     def remedies(tau: float, alpha: float | None) -> tuple[Remedy, ...]:
-        mean = DeEscalate(tau, at=at, mixing=mixing, skip_in_mean=sinks, leave_alone=sinks, blocks=chosen)
+        mean = DeEscalate(tau, skip_in_mean=sinks, leave_alone=sinks, blocks=chosen)
         return (mean,) if alpha is None else (mean, ResidualWeight(alpha, blocks=chosen))
 
     if tau is not None:
