@@ -21,7 +21,6 @@ from depthscope.measures import token_similarity
 from depthscope.models import WIRINGS, Attention, BlockConfig, Encoder
 from depthscope.models.initialisers import DEFAULT, HE, UNIT, Initialiser, Scheme, draw_block, draw_linear
 from depthscope.remedies import (
-    AttnScale,
     ContraNorm,
     DeEscalate,
     MVSplit,
@@ -35,7 +34,6 @@ REMEDIES: dict[str, Remedy] = {
     "de-escalation, τ = 0.5": DeEscalate(0.5),
     "de-escalation, τ = 0.1": DeEscalate(0.1),
     "weight 0.1": ResidualWeight(0.1),
-    "AttnScale, ω = 1": AttnScale(1.0, learnable=False),
     "PairNorm": PairNorm(),
     "ContraNorm, s = 1": ContraNorm(1.0),
     "ContraNorm, before LN": ContraNorm(1.0, at="after_attention"),

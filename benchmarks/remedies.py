@@ -29,7 +29,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import depthscope
 from depthscope.models import BlockConfig, Encoder, VisionTransformer
 from depthscope.remedies import (
-    AttnScale,
     ContraNorm,
     DeEscalate,
     MVSplit,
@@ -44,7 +43,6 @@ FORMS = {
     "prefix mean": DeEscalate(1.0, mixing="prefix"),
     "EMA": DeEscalate(1.0, mixing="ema"),
     "residual weight": ResidualWeight(0.5),
-    "AttnScale": AttnScale(),
     "H = VΛV⁻¹": Reparameterise(),
 }
 FORMS |= {  # of other papers

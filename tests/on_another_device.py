@@ -142,7 +142,6 @@ REMEDIES = [
     remedies.ContraNorm(),
     remedies.PairNorm(),
     remedies.MVSplit(),
-    remedies.AttnScale(),
 ]
 
 

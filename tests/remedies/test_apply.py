@@ -20,7 +20,6 @@ from samples import seeded
 from zoo import doubled, run
 
 STATIONS = ["input", "after_attention", "ffn_input", "output"]
-pytestmark = pytest.mark.filterwarnings("ignore:the remedy goes into")  # said of models with several towers
 
 
 def tokens_at(model: nn.Module, stations: set[str], **options: Any) -> tuple[Machine, dict[tuple[int, str], Any]]:

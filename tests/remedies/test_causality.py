@@ -14,7 +14,6 @@ import depthscope
 import zoo
 from depthscope.remedies import (
     REMEDIES,
-    AttnScale,
     ContraNorm,
     DeEscalate,
     Ema,
@@ -60,7 +59,6 @@ FORMS = {
         )
     ],
     "residual-weight": [ResidualWeight(0.5), ResidualWeight(0.3, "feature")],
-    "attn-scale": [AttnScale(0.7), AttnScale(-0.4, mixing="prefix", learnable=False)],
     "reparameterise": [Reparameterise("smooth")],
     "pair-norm": [PairNorm()],
     "contra-norm": [ContraNorm()],
@@ -105,7 +103,6 @@ def reachable(remedy: Any, name: str) -> bool:
     other."""
     return (
         not (name == "xlnet" and remedy.name not in ON_THE_TRUNK)
-        and not (name in RECURRENT and remedy.name == "attn-scale")
         and not (remedy.name == "reparameterise" and name not in SQUARE)
         and not (name in PARALLEL and getattr(remedy, "at", "") in ("after_attention", "ffn_input"))
         and not (name in PARALLEL and name not in RECURRENT and remedy.name == "mv-split")

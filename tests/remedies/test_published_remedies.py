@@ -19,7 +19,6 @@ from depthscope.hooks.staying import hooks_in
 from depthscope.models import BlockConfig, Encoder
 from depthscope.models.token_means import Full
 from depthscope.remedies import (
-    AttnScale,
     ContraNorm,
     DeEscalate,
     MVSplit,
@@ -38,12 +37,10 @@ from oracles import uniform_matrix
 from samples import seeded
 from zoo import doubled, run
 
-pytestmark = pytest.mark.filterwarnings("ignore:the remedy goes into")
 X = torch.randn(2, 7, 16, generator=seeded(0), dtype=torch.float64) + 1
 REAL = zoo.MASK.bool()
 EYE = torch.eye(7, dtype=torch.float64)
 REMEDIES: dict[str, Remedy] = {
-    "attn-scale": AttnScale(0.8),
     "pair-norm": PairNorm(),
     "contra-norm": ContraNorm(),
     "mv-split": MVSplit(0.7, 0.3),
@@ -248,7 +245,7 @@ def test_copies_pickles_gradients_saving_and_removing(name: str, remedy: Remedy,
 
 def test_stacked_with_de_escalation():
     model = encoder()
-    depthscope.apply(model, AttnScale(0.5), ResidualWeight(0.5, "block"), DeEscalate(0.5))
+    depthscope.apply(model, MVSplit(), ResidualWeight(0.5, "block"), DeEscalate(0.5))
     assert len(applied(model)) == 3 + 6 + 3
     assert model(X).isfinite().all()
 
@@ -282,7 +279,7 @@ def test_what_a_remedy_hears_is_what_all_the_others_have_made_of_it(name: str, l
 @pytest.mark.parametrize(
     "remedies",
     [
-        (AttnScale(0.5), MVSplit(beta=0.7, alpha=0.4)),
+        (MVSplit(beta=0.7, alpha=0.4), DeEscalate(0.5)),
         (PairNorm(), DeEscalate(0.5)),  # of what leaves the block
     ],
     ids=lambda some: "+".join(remedy.name for remedy in some),

@@ -21,15 +21,14 @@ from depthscope.anatomy import anatomy_of
 from depthscope.hooks.staying import hooks_in
 from depthscope.inputs import batches
 from depthscope.models import BlockConfig, Encoder
-from depthscope.remedies import DeEscalate, Reparameterise, applied, bake, restore
+from depthscope.remedies import Reparameterise, applied, restore
 from depthscope.remedies.reparameterise import Clipped
 from samples import seeded
 from zoo import run
 
 SQUARE = ["encoder", "encoder-pre", "causal-lm", "transformer-xl", "bert", "roberta", "albert", "distilbert", "vit",
-          "deit", "gpt2", "opt", "t5-encoder", "t5", "bart", "deberta", "clip", "gptj"]  # fmt: skip
-KINDS = ("encoder-pre", "bert", "albert", "gpt2", "opt", "t5", "clip", "gptj")  # the others are for `make test-all`
-pytestmark = pytest.mark.filterwarnings("ignore:the remedy goes into")  # said of models with several towers
+          "deit", "opt", "t5-encoder", "t5", "bart", "deberta", "clip", "gptj"]  # fmt: skip
+KINDS = ("encoder-pre", "bert", "albert", "opt", "t5", "clip", "gptj")  # the others are for `make test-all`
 
 
 def products(model: nn.Module) -> list[Tensor]:
@@ -99,11 +98,6 @@ def test_families_measure_and_train_what_they_compute(name: str):
     assert torch.equal(run(copy.deepcopy(model), inputs), changed)
     loaded = pickle.loads(pickle.dumps(model))
     assert torch.equal(run(loaded, inputs), changed)
-    twin = bake(copy.deepcopy(model))
-    assert set(twin.state_dict()) == set(keys)
-    assert list(twin.state_dict()) == keys
-    assert_close(run(twin, inputs), changed, rtol=1e-5, atol=1e-5)
-    assert not list(hooks_in(twin))
     fresh, _ = zoo.make(name)
     fresh.eval()
     before = fresh.state_dict()
@@ -115,14 +109,14 @@ def test_families_measure_and_train_what_they_compute(name: str):
 
 
 def test_remove_gives_back_what_was_there_and_the_parameters_themselves():
-    model, inputs = zoo.make("gpt2")
+    model, inputs = zoo.make("bert")
     model.eval()
-    attention = model.transformer.h[0].attn
-    layers = (attention.c_attn, attention.c_proj)
+    attention = model.encoder.layer[0].attention
+    layers = (attention.self.value, attention.output.dense)
     weights = [(layer.weight, layer.weight.clone(), layer.bias.clone(), type(layer)) for layer in layers]
     depthscope.apply(model, Reparameterise("smooth"))
     trained(model, inputs)
-    assert not isinstance(attention.c_proj.weight, nn.Parameter)
+    assert not isinstance(attention.output.dense.weight, nn.Parameter)
     depthscope.remove(model)
     for layer, (parameter, weight, bias, kind) in zip(layers, weights, strict=True):
         assert layer.weight is parameter
@@ -185,7 +179,7 @@ def test_eigenvalues_that_were_carried_over_a_bound_come_back():
     assert 0 < (back < 0).sum() < 16  # those whose gradient leads inwards, and only those
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2"])
+@pytest.mark.parametrize("name", ["bert"])
 def test_gradients_move_with_their_weights(name: str):
     model, inputs = zoo.make(name)
     run(model, inputs).sum().backward()
@@ -198,19 +192,16 @@ def test_gradients_move_with_their_weights(name: str):
     assert all(torch.equal(found[key], gradient) for key, gradient in expected.items())
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2"])
+@pytest.mark.parametrize("name", ["bert"])
 def test_what_is_frozen_meanwhile_stays_frozen(name: str):
-    for undo in (bake, depthscope.remove):
-        model, _ = zoo.make(name)
+    model, _ = zoo.make(name)
+    for learns in (False, True):
         depthscope.apply(model, Reparameterise())
-        undo(model.requires_grad_(False))
-        assert not any(parameter.requires_grad for parameter in model.parameters())
-        depthscope.apply(model, Reparameterise())
-        undo(model.requires_grad_(True))
-        assert all(parameter.requires_grad for parameter in model.parameters())
+        depthscope.remove(model.requires_grad_(learns))
+        assert all(parameter.requires_grad == learns for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2"])
+@pytest.mark.parametrize("name", ["bert"])
 def test_saved_models_come_back_with_and_without_it(name: str, tmp_path):
     model, inputs = zoo.make(name)
     model.eval()
@@ -250,21 +241,9 @@ def test_training_goes_on_where_it_stopped(tmp_path):
     assert torch.equal(run(first, inputs), run(second, inputs))
 
 
-def test_other_remedies_stay_when_it_is_baked():
-    model, inputs = zoo.make("bert")
-    depthscope.apply(model.eval(), DeEscalate(0.5), Reparameterise("smooth"))
-    expected = run(model, inputs)
-    bake(model)
-    assert_close(run(model, inputs), expected, rtol=1e-5, atol=1e-6)
-    assert {entry.remedy.name for entry in applied(model)} == {"de-escalation"}
-    assert [record["remedy"] for record in model.config.depthscope_remedies] == ["de-escalation"]
-    with pytest.raises(ValueError, match="expected a model with reparameterise"):
-        bake(model)
-
-
 @pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*function.Function'> should not be:DeprecationWarning")  # Dynamo makes one itself
-@pytest.mark.parametrize("name", ["encoder", "gpt2"])
+@pytest.mark.parametrize("name", ["encoder", "bert"])
 def test_compiles_without_graph_breaks(name: str):
     model, inputs = zoo.make(name)
     depthscope.apply(zoo.shortened(model.eval()), Reparameterise())
@@ -318,7 +297,7 @@ def test_what_cannot_be_done_is_refused_in_one_line():
 
     refused("llama", "no grouped queries")
     refused("qwen3", "needs a square V")
-    refused("gpt-neox", "separate nn.Linear layers, and the fused Conv1D of GPT-2")
+    refused("gpt-neox", "separate layers, each nn.Linear")
     refused("torch", "does not show the layers of W_V and W_O")
     refused("mamba", "does not show the layers of W_V and W_O")
 

@@ -13,7 +13,6 @@ import depthscope
 import zoo
 from depthscope.inputs import batches
 from depthscope.remedies import (
-    AttnScale,
     ContraNorm,
     MVSplit,
     PairNorm,
@@ -23,16 +22,14 @@ from depthscope.remedies import (
 from depthscope.remedies.remedy import Remedy
 from zoo import run
 
-pytestmark = pytest.mark.filterwarnings("ignore:the remedy goes into")  # said of models with several towers
 REMEDIES: dict[str, Remedy] = {
-    "attn-scale": AttnScale(0.8),
     "pair-norm": PairNorm(),
     "mv-split": MVSplit(0.7, 0.3),
     "residual-weight": ResidualWeight(0.5, "feature"),
     "contra-norm": ContraNorm(),
 }
 EVERY = pytest.mark.parametrize("remedy", REMEDIES.values(), ids=list(REMEDIES))
-NEW = list(REMEDIES)[1:]
+NEW = list(REMEDIES)
 
 
 def pairs(first: list[str], others: list[str], without: tuple[tuple[str, str], ...] = ()) -> Any:
@@ -100,7 +97,7 @@ def test_compiles_without_graph_breaks(name: str):
     """All that a model can have at once: a compilation takes a second, and more for every remedy."""
     model, inputs = zoo.make(name)
     zoo.shortened(model.eval())
-    chosen = {"causal-lm": list(REMEDIES), "bert": ["attn-scale"], "torch": ["pair-norm"]}[name]
+    chosen = {"causal-lm": list(REMEDIES), "bert": ["mv-split"], "torch": ["pair-norm"]}[name]
     depthscope.apply(model, *(REMEDIES[remedy] for remedy in chosen))
     batch = next(batches(model, inputs))
     eager = run(model, inputs)
@@ -131,17 +128,17 @@ def test_threads_and_autocast(remedy: Remedy):
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        (AttnScale, {"omega": float("nan")}, "omega to be a finite number, got nan"),
-        (AttnScale, {"omega": True}, "omega to be a finite number, got True"),
-        (AttnScale, {"omega": "much"}, "omega to be a finite number, got 'much'"),
-        *((kind, {"mixing": "ema"}, "mixing='auto', 'full' or 'prefix', got 'ema'") for kind in (AttnScale, PairNorm)),
-        (AttnScale, {"omega": None}, "omega to be a finite number, got None"),
+        (PairNorm, {"scale": float("nan")}, "scale to be a finite number, got nan"),
+        (PairNorm, {"scale": True}, "scale to be a finite number, got True"),
+        (PairNorm, {"scale": "much"}, "scale to be a finite number, got 'much'"),
+        (PairNorm, {"mixing": "ema"}, "mixing='auto', 'full' or 'prefix', got 'ema'"),
+        (PairNorm, {"scale": None}, "scale to be a finite number, got None"),
         (PairNorm, {"scale": 0}, "expected scale above 0, got 0"),
         (ContraNorm, {"temperature": -1}, "expected temperature above 0, got -1"),
         (ContraNorm, {"at": "ffn_branch"}, "expected at one of input"),
         (MVSplit, {"alpha": None}, "alpha to be a finite number, got None"),
         (ResidualWeight, {"alpha": 1, "learn": "all"}, "learn='no', 'block' or 'feature', got 'all'"),
-        *((kind, {"learnable": 1}, "learnable to be true or false, got 1") for kind in (AttnScale, MVSplit)),
+        (MVSplit, {"learnable": 1}, "learnable to be true or false, got 1"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(kind: Any, options: dict[str, Any], message: str):
@@ -149,7 +146,7 @@ def test_options_that_mean_nothing_are_refused(kind: Any, options: dict[str, Any
         kind(**options)
 
 
-@pytest.mark.parametrize("kind", [AttnScale, PairNorm, ContraNorm, MVSplit])
+@pytest.mark.parametrize("kind", [PairNorm, ContraNorm, MVSplit])
 def test_full_mixing_in_a_causal_model_is_refused(kind: Any):
     model, _ = zoo.make("gpt2")
     with pytest.raises(ValueError, match=rf"{kind.name} with full mixing in a model that is causal.*'prefix'"):

@@ -2,19 +2,17 @@
 
 from depthscope.models.token_means import Ema, Full, Prefix
 from depthscope.remedies.application import Applied, applied, apply, remove
-from depthscope.remedies.attn_scale import AttnScale
 from depthscope.remedies.branches import LayerScale, MVSplit, ResidualWeight
 from depthscope.remedies.deescalation import DeEscalate, LearnableTau, deescalate
 from depthscope.remedies.recommendation import Recommendation, recommend
 from depthscope.remedies.record import restore
 from depthscope.remedies.remedy import REMEDIES, Remedy, Site, list_remedies, register_remedy
-from depthscope.remedies.reparameterise import Reparameterise, bake
+from depthscope.remedies.reparameterise import Reparameterise
 from depthscope.remedies.trunk import ContraNorm, PairNorm, contra_norm, pair_norm
 
 __all__ = [
     "REMEDIES",
     "Applied",
-    "AttnScale",
     "ContraNorm",
     "DeEscalate",
     "Ema",
@@ -31,7 +29,6 @@ __all__ = [
     "Site",
     "applied",
     "apply",
-    "bake",
     "contra_norm",
     "deescalate",
     "list_remedies",

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from depthscope.anatomy import Anatomy, BlockAnatomy
-from depthscope.anatomy.parts import roots_of
 from depthscope.discovery import Hints, depth_of, entrance_of, pieces_of, refuse_tensor
 from depthscope.hooks import Pass, refuse_ablated
 from depthscope.hooks.staying import (
@@ -27,7 +26,7 @@ from depthscope.hooks.staying import (
     take_down,
 )
 from depthscope.inputs import Tokenizer
-from depthscope.remedies.record import ADAPTERS_ALONE, keep_record, records_of, saves_adapters_alone, set_records
+from depthscope.remedies.record import keep_record, records_of, set_records
 from depthscope.remedies.remedy import Remedy, Site, refuse_leak
 from depthscope.safety import undone
 from depthscope.scope import Scope, scope_of
@@ -35,6 +34,11 @@ from depthscope.scope import Scope, scope_of
 UNKNOWN = (
     "cannot tell whether this model is causal: the prefix mean is used, in which no token sees a later one; "
     "pass causal=False to apply for the full mean, or inputs= to find out"
+)
+
+ADAPTERS = (
+    "PEFT's save_pretrained writes adapters alone, and no record of remedies: apply these again after loading, or "
+    "merge the adapters before saving"
 )
 
 
@@ -49,8 +53,7 @@ def apply(
 
     The state_dict keeps its keys (a learnable τ adds its own, so make the optimiser after this), and copies, pickles,
     `save_pretrained` and `torch.compile` work as before. `remove` undoes it. Without `part` all parts of a model have
-    them, each with the mean that its own causality allows; `blocks` and the remedy's own `blocks` choose too, and a
-    warning says what is covered.
+    them, each with the mean that its own causality allows; `blocks` and the remedy's own `blocks` choose too.
 
     Args:
         model: any model that holds Transformer blocks, or a `Scope` of it.
@@ -75,13 +78,10 @@ def apply(
     model = scope.original
     with undone(_as_it_was(model), only_after_failure=True):
         anatomy = _put_in(scope, remedies)
-        said = [f"what the remedy covers: {left_out}" for left_out in anatomy.left_out]
-        if any(remedy.blocks is None for remedy in remedies):
-            said += _coverage(model, anatomy)
-        if saves_adapters_alone(model):
-            said.append(f"{ADAPTERS_ALONE}: apply these again after loading, or merge the adapters before saving")
-        for sentence in said:
-            warnings.warn(sentence, stacklevel=2)
+        for left_out in anatomy.left_out:
+            warnings.warn(f"what the remedy covers: {left_out}", stacklevel=2)
+        if hasattr(getattr(model, "module", model), "peft_config"):
+            warnings.warn(ADAPTERS, stacklevel=2)
         return model
 
 
@@ -263,21 +263,3 @@ class Unnested(Hook):
 
     def taken_down(self, module: nn.Module) -> None:
         module.use_nested_tensor = True  # type: ignore[assignment]
-
-
-def _coverage(model: nn.Module, anatomy: Anatomy) -> list[str]:
-    """Which towers have the remedies, in one line; nothing to say of an encoder-decoder, where both are meant."""
-    if len(anatomy.parts) < 2 or len(roots_of(anatomy.blocks)) < 2 or set(anatomy.parts) <= {"encoder", "decoder"}:
-        return []
-    blocks = {item.block for item in applied(model)}
-    named: list[str] = []
-    others: list[str] = []
-    for part in anatomy.parts:
-        numbers = [number for number, block in enumerate(anatomy.blocks, start=1) if block.part == part]
-        count = sum(block.name in blocks for block in anatomy.of_part(part))
-        words = f"{part} (blocks {numbers[0]} to {numbers[-1]}"
-        (named if count else others).append(words + (")" if count in (0, len(numbers)) else f", {count} of them)"))
-    left_out = f", and not into {', '.join(others)}" if others else ""
-    return [
-        f"the remedy goes into {', '.join(named)}{left_out}; part= chooses, depthscope.remedies.applied(model) lists"
-    ]

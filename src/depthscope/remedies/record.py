@@ -19,11 +19,8 @@ from depthscope.naming import did_you_mean
 from depthscope.remedies.remedy import REMEDIES, Remedy
 
 FIELD = "depthscope_remedies"
-OPTIONS = (
-    "told"  # the key beside a remedy with the options that `apply` was called with, so that `restore` does the same
-)
-DROPPED = ("feat-scale", "centred-attention", "neutreno", "value-residual")  # that earlier versions had
-ADAPTERS_ALONE = "PEFT's save_pretrained writes adapters alone, and no record of remedies"
+OPTIONS = "told"  # the key beside a remedy with the options of its `apply`, so that `restore` does the same
+DROPPED = ("attn-scale", "feat-scale", "centred-attention", "neutreno", "value-residual")  # that earlier versions had
 
 
 def to_dict(remedy: Remedy) -> dict[str, Any]:
@@ -159,11 +156,6 @@ def _config(model: nn.Module) -> Any:
     return getattr(inner, "config", None) if hasattr(inner, "save_pretrained") else None
 
 
-def saves_adapters_alone(model: nn.Module) -> bool:
-    """Whether it has adapters of PEFT: what it saves is then not the model, and not its configuration."""
-    return hasattr(getattr(model, "module", model), "peft_config")
-
-
 def restore(model: nn.Module, weights: Mapping[str, Tensor] | str | Path | None = None) -> nn.Module:
     """Puts the remedies back that the configuration of a loaded model records, into the same blocks as before.
 
@@ -187,8 +179,7 @@ def restore(model: nn.Module, weights: Mapping[str, Tensor] | str | Path | None 
 
     found, before = recorded(model), records_of(model)
     if not found:
-        why = f": {ADAPTERS_ALONE}; apply them again" if saves_adapters_alone(model) else ""
-        raise ValueError(f"the configuration of this {type(model).__name__} records no remedies{why}")
+        raise ValueError(f"the configuration of this {type(model).__name__} records no remedies; apply them again")
     if any(True for _ in hooks_in(model)):
         raise ValueError("the model has its remedies already")
     set_records(model, [])

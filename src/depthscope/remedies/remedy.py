@@ -16,9 +16,9 @@ from typing import Any, ClassVar, Literal
 
 from torch import nn
 
-from depthscope.anatomy import Anatomy, BlockAnatomy, Spot
+from depthscope.anatomy import Anatomy, BlockAnatomy
 from depthscope.hooks import Pass
-from depthscope.hooks.staying import Hook, TokenHook, change_trunk, hang
+from depthscope.hooks.staying import Hook, TokenHook, change_trunk
 from depthscope.registry import Registry
 
 Mixing = Literal["none", "causal", "full", "by call"]  # "by call": each call of the block decides between the two
@@ -43,18 +43,7 @@ class Site:
         """
         self.note(remedy, hook, station)
         change_trunk(self.block, station, hook)
-        self._begin(remedy, hook)
-
-    def put_inside(self, remedy: Remedy, hook: Hook, spot: Spot, station: str) -> None:
-        """Hangs a hook of a remedy at a spot inside the block that is no station of it, such as attention's context."""
-        self.note(remedy, hook, station)
-        if isinstance(hook, TokenHook):
-            hook.side, hook.path = spot.side, spot.path
-        hang(spot.module, hook, spot.side)
-        self._begin(remedy, hook)
-
-    def _begin(self, remedy: Remedy, hook: Hook) -> None:
-        """What a hook learns is added to the model once the hook hangs: taking it down takes the parameters out."""
+        # What a hook learns is added to the model once the hook hangs: taking it down takes the parameters out.
         if remedy.learns and (learn := getattr(hook, "learn", None)) is not None:
             learn(self.block)
 

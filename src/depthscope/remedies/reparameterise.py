@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from depthscope.anatomy import BlockAnatomy, Spot
-from depthscope.hooks.staying import Hook, hooks_in, take_down
+from depthscope.anatomy import BlockAnatomy
+from depthscope.hooks.staying import Hook, hang
 from depthscope.models.token_means import accumulator
-from depthscope.remedies.record import records_of, set_records
 from depthscope.remedies.remedy import Remedy, Site, register_remedy
 
 INTERVALS = {"sharpen": (-1.0, 0.0), "smooth": (0.0, 1.0)}
@@ -43,7 +42,7 @@ class Reparameterise(Remedy):
     its gradient leads back (the gradient of a plain clip is 0 there, so that it never would).
 
     V and Λ are trained in the place of W_V and W_O: make the optimiser after `apply`. `remove` gives back the weights
-    and biases that both projections had before; `bake(model)` leaves those that have been reached, as plain weights.
+    and biases that both projections had before. What is saved are plain weights, those that have been reached.
     """
 
     interval: str | tuple[float, float] = "sharpen"
@@ -77,7 +76,9 @@ class Reparameterise(Remedy):
 
     def install(self, site: Site) -> None:
         hook = ComputedOutput(self, site)
-        site.put_inside(self, hook, Spot(site.block.module, "out"), BRANCH)  # and takes over, since it learns
+        site.note(self, hook, BRANCH)
+        hang(site.block.module, hook, "out")
+        hook.take_over()
 
 
 def _bounds(interval: Any) -> tuple[float, float]:
@@ -115,36 +116,22 @@ class Clipped(torch.autograd.Function):
         return torch.where(outward, 0.0, gradient), None, None
 
 
-class Layers(NamedTuple):
-    """The layers of a block that have W_V and W_O, acting on row vectors."""
-
-    value: Any  # with a fused layer, its last columns
-    output: Any
-    width: int
-
-
-def _layers(site: Site) -> Layers:
-    """Those of a block, or a refusal by name."""
+def _layers(site: Site) -> tuple[Any, Any]:
+    """The layers of a block that have W_V and W_O, or a refusal by name."""
     block = site.block
     what = f"{block.name!r} ({type(block.module).__name__})"
-    fused = block.fused_values if block.values is None else None
-    spot = block.values if fused is None else fused.spot
+    spot = block.values or (None if block.fused_values is None else block.fused_values.spot)
     if spot is None or block.context is None or block.projections is None:
         raise ValueError(f"{what} does not show the layers of W_V and W_O, so that H cannot be reparameterised")
     value: Any = spot.module
     output: Any = block.context.module
-    cut: Any = None if fused is None else fused.cut
-    known = cut is None or (cut.keywords.get("order") == "stacked" and type(value).__name__ == "Conv1D")
-    if not known or computed_kind(value) is None or type(value) is not type(output):
+    if block.values is None or not type(value) is type(output) is nn.Linear:
         kinds = f"{type(value).__name__} and {type(output).__name__}"
-        raise ValueError(
-            f"{what} has W_V and W_O in layers ({kinds}) from which reparameterise cannot tell them apart: it knows "
-            "separate nn.Linear layers, and the fused Conv1D of GPT-2"
-        )
+        raise ValueError(f"{what} has W_V and W_O in {kinds}: reparameterise needs separate layers, each nn.Linear")
     if any(not isinstance(layer._parameters.get("weight"), nn.Parameter) for layer in (value, output)):
         raise ValueError(f"{what} has a W_V or W_O that is computed and no parameter (as pruning leaves it): undo that")
     heads, width, own = block.projections().value.shape
-    columns = value.weight.shape[0] if cut is None else heads * own
+    columns = value.weight.shape[0]
     if columns != width or heads * own != width:
         raise ValueError(
             f"{what} has W_V ({width} × {columns}) for {heads} heads of width {own}: H = VΛV⁻¹ needs a square V, of "
@@ -157,10 +144,10 @@ def _layers(site: Site) -> Layers:
                     f"{block.name!r} shares a weight of its attention with {name!r}: reparameterise parts the two; "
                     "blocks= chooses others"
                 )
-    return Layers(value, output, width)
+    return value, output
 
 
-class Computed:
+class ComputedLinear(nn.Linear):
     """A linear layer whose weight is no parameter but a property: that of the V and Λ of this moment, for forward
     passes, measures of weights and saving alike.
 
@@ -169,70 +156,48 @@ class Computed:
     """
 
     form: ComputedOutput
-    transposed: bool  # whether the weight is stored (out, in), as in `nn.Linear`
 
     @property
-    def weight(self) -> Tensor:
-        """As the layer that it was would have it."""
-        found = self.form.output()
-        return found.mT if self.transposed else found
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """As the layer that it was would have it, (out, in)."""
+        return self.form.output().mT
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[misc]
+        super()._save_to_state_dict(destination, prefix, keep_vars)
         weight = self.weight
         destination[f"{prefix}weight"] = weight if keep_vars else weight.detach().clone().contiguous()
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         state_dict.pop(f"{prefix}weight", None)  # what is computed is not loaded
-        super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]
-
-
-class ComputedLinear(Computed, nn.Linear):  # type: ignore[override]
-    """In the place of PyTorch's."""
-
-    transposed = True
-
-
-def computed_kind(layer: nn.Module) -> type[nn.Module] | None:
-    """The class that a layer can take; None: there is none for it."""
-    if type(layer) is nn.Linear:
-        return ComputedLinear
-    if type(layer).__name__ == "Conv1D" and type(layer).__module__ == "transformers.pytorch_utils":
-        from depthscope.remedies.computed_conv1d import ComputedConv1D
-
-        return ComputedConv1D
-    return None
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 class ComputedOutput(Hook):
     """W_O = ΛV⁻¹ of one block: hangs on the block, so that it is found, copied and taken down."""
 
     def __init__(self, remedy: Reparameterise, site: Site):
-        self.remedy, self.owner, self.layers = remedy, site.block.module, _layers(site)
-        self.seed, self.kind = remedy.seed + site.number, type(self.layers.output)
+        self.remedy, self.owner, self.seed = remedy, site.block.module, remedy.seed + site.number
+        self.value_layer, self.output_layer = _layers(site)
         self.kept: list[tuple[nn.Module, str, nn.Parameter]] = []  # what was where before
 
     def __call__(self, module: nn.Module, args: Any, last: Any) -> None: ...
 
-    def learn(self, block: BlockAnatomy) -> None:
+    def take_over(self) -> None:
         """V becomes the weight of the values, and Λ a parameter of the block, from which W_O is computed."""
-        value, output, width, (low, high) = *self.layers, self.remedy.bounds
-        weight, trained = value.weight.detach().clone(), output.weight.requires_grad
+        value, output, (low, high) = self.value_layer, self.output_layer, self.remedy.bounds
+        weight, trained, width = value.weight.detach().clone(), output.weight.requires_grad, len(value.weight)
         generator = torch.Generator().manual_seed(self.seed)
         double: Any = {"generator": generator, "dtype": torch.float64, "device": "cpu"}
         q, r = torch.linalg.qr(torch.randn(width, width, **double))
         drawn = low + (high - low) * torch.rand(width, **double)
-        columns = weight.mT if isinstance(value, nn.Linear) else weight  # (d, …, d): a view
-        columns[:, -width:] = (q * torch.where(r.diagonal() < 0, -1.0, 1.0)).to(weight)
+        weight.copy_((q * torch.where(r.diagonal() < 0, -1.0, 1.0)).mT)
         self._exchange(value, "weight", weight)
         for layer in (value, output):
             if layer.bias is not None:
-                bias = layer.bias.detach().clone()
-                if layer is value:
-                    bias[-width:] = 0
-                self._exchange(layer, "bias", bias)
+                bias = layer.bias.detach()
+                self._exchange(layer, "bias", torch.zeros_like(bias) if layer is value else bias.clone())
         self._exchange(output, "weight", None)  # its place is kept
-        output.__class__, output.form = computed_kind(output), self
+        output.__class__, output.form = ComputedLinear, self
         eigenvalues = nn.Parameter(drawn.to(weight.device, accumulator(weight)), requires_grad=trained)
         self.owner.register_parameter(EIGENVALUES, eigenvalues)
 
@@ -248,8 +213,8 @@ class ComputedOutput(Hook):
 
     def vectors(self) -> Tensor:
         """V (d, d)."""
-        weight: Tensor = self.layers.value.weight
-        return (weight.mT if isinstance(self.layers.value, nn.Linear) else weight)[:, -self.layers.width :]
+        weight: Tensor = self.value_layer.weight
+        return weight.mT
 
     def output(self) -> Tensor:
         """ΛV⁻¹ (d, d), computed in float32 or better."""
@@ -261,7 +226,7 @@ class ComputedOutput(Hook):
         return (self.eigenvalues().unsqueeze(-1) * inverse).to(vectors.dtype)
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        value, output = self.layers.value, self.layers.output
+        value, output = self.value_layer, self.output_layer
         found = {EIGENVALUES: self.owner._parameters.get(EIGENVALUES), "weight of the values": value.weight}
         found |= {"bias of the values": value.bias, "bias of the output": output.bias}
         return {name: parameter for name, parameter in found.items() if parameter is not None}
@@ -273,41 +238,18 @@ class ComputedOutput(Hook):
             condition = (stretches[0] / stretches[-1]).item() if stretches[-1] > 0 else math.inf
         return {"eigenvalues": self.eigenvalues().tolist(), "condition": condition}
 
-    def keep_present(self) -> None:
-        """What was kept of the layers becomes what they have now."""
-        present = [(kept, getattr(layer, name).detach().clone().contiguous()) for layer, name, kept in self.kept]
-        for kept, now in present:
-            kept.data = now
-
     def taken_down(self, module: nn.Module) -> None:
         learned = self.owner._parameters.pop(EIGENVALUES, None)
-        self.layers.output.__class__ = self.kind
-        vars(self.layers.output).pop("form", None)
+        self.output_layer.__class__ = nn.Linear
+        vars(self.output_layer).pop("form", None)
         for layer, name, kept in self.kept:
             now, gradient = layer._parameters[name], kept.grad
             reached = learned if now is None else now
             if now is kept:
                 continue  # it may be taken down again
-            like = self.layers.value.weight  # the model may have been moved since, or frozen
+            like = self.value_layer.weight  # the model may have been moved since, or frozen
             kept.data = kept.data.to(like.device, like.dtype)
             kept.grad = None if gradient is None else gradient.to(like.device, like.dtype)
             if reached is not None:
                 kept.requires_grad_(reached.requires_grad)
             layer._parameters[name] = kept
-
-
-def bake(model: nn.Module) -> nn.Module:
-    """Leaves the W_V and W_O that `Reparameterise` has reached as plain weights, and takes only that remedy out.
-
-    The model computes the same as before, and nothing keeps the eigenvalues of H in their interval from then on.
-    """
-    computed = [hook for _, hook in hooks_in(model) if isinstance(hook, ComputedOutput)]
-    if not computed:
-        raise ValueError("expected a model with reparameterise, whose weights can be baked, got one without")
-    for hook in computed:
-        hook.keep_present()
-    others = [hook for _, hook in hooks_in(model) if not isinstance(hook, ComputedOutput)]
-    stay = any(hook.remedy is not None for hook in others)
-    take_down(model, keep=frozenset(map(id, others)) if stay else frozenset())
-    set_records(model, [record for record in records_of(model) if record["remedy"] != Reparameterise.name])
-    return model

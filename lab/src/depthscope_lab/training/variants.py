@@ -95,7 +95,6 @@ VARIANTS: Registry[Variant] = Registry(
                 "mv-split": "MV-Split",
                 "contra-norm": "ContraNorm",
                 "pair-norm": "PairNorm",
-                "attn-scale": "AttnScale",
             }.items()
         ),
     ],

@@ -33,9 +33,7 @@ WIRINGS = (
     *("post", "pre", "sandwich", "res-post", "rezero", "layer-scale", "sqrt-depth", "ln-scaling", "deep-norm", "admin"),
     *("keel", "b2t", "resi-dual", "mix-ln", "hybrid-norm"),
 )
-IN_POST = (
-    *("deescalated", "deescalated(tau=0.5)", "residual-weight", "mv-split", "contra-norm", "pair-norm", "attn-scale"),
-)
+IN_POST = ("deescalated", "deescalated(tau=0.5)", "residual-weight", "mv-split", "contra-norm", "pair-norm")
 ALL = (*WIRINGS, *IN_POST)
 LABELS = {variant: label_of(variant) for variant in ALL}
 AT_48 = ("post", "pre", "layer-scale", "deep-norm", "deescalated", "mv-split")
