@@ -49,7 +49,7 @@ if TYPE_CHECKING:  # a type checker takes the names that are imported as themsel
     from depthscope.remedies import recommend as recommend
     from depthscope.remedies import remove as remove
     from depthscope.remedies import restore as restore
-    from depthscope.report import write as write_report  # noqa: F401
+    from depthscope.report import write
     from depthscope.scope import Scope as Scope
     from depthscope.usage import DepthUse as DepthUse
     from depthscope.usage import depth_use as depth_use
@@ -57,6 +57,8 @@ if TYPE_CHECKING:  # a type checker takes the names that are imported as themsel
     from depthscope.value_spectra import spectra as spectra
     from depthscope.watching import DepthCallback as DepthCallback
     from depthscope.watching import watch as watch
+
+    write_report = write
 else:
     __all__ = sorted([*_ROOM_OF, "__version__", "write_report"])
 
@@ -76,4 +78,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_NAMES, "hooks", "inputs", "models", "report", "theory"])
+    return sorted([*_ROOM_OF, *_NAMES, "__version__", "write_report", "hooks", "inputs", "models", "report", "theory"])

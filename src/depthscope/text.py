@@ -79,13 +79,11 @@ def cut(text: Text, tokenizer: Any, tokens: int, samples: int, *, spread: bool =
 
 def _windows(content: str, tokens: int, samples: int, *, spread: bool) -> list[str]:
     """The parts of a long text that are tokenised: its beginning, or one per sample spread over it."""
-    room = max(_ENOUGH, samples * tokens * _PER_TOKEN)
-    if len(content) <= room:
-        return [content]
-    if not spread:
-        return [content[:room]]
+    most = max(_ENOUGH, samples * tokens * _PER_TOKEN)
+    if len(content) <= most or not spread:
+        return [content[:most]]
     starts = (i * len(content) // samples for i in range(samples))
-    return [content[start : start + room // samples] for start in starts]
+    return [content[start : start + most // samples] for start in starts]
 
 
 def _rows(parts: list[str], tokenizer: Any, tokens: int) -> list[list[int]]:
@@ -94,11 +92,8 @@ def _rows(parts: list[str], tokenizer: Any, tokens: int) -> list[list[int]]:
         encoded = [tokenizer.encode(part).ids for part in parts]
         return [ids[i : i + tokens] for ids in encoded for i in range(0, len(ids), tokens)]
     # Of transformers: every piece gets the special tokens that the model was trained with.
-    return [
-        row
-        for part in parts
-        for row in tokenizer(part, truncation=True, max_length=tokens, return_overflowing_tokens=True)["input_ids"]
-    ]
+    cut_up = {"truncation": True, "max_length": tokens, "return_overflowing_tokens": True}
+    return [row for part in parts for row in tokenizer(part, **cut_up)["input_ids"]]
 
 
 def _too_short(text: Text, tokens: int, samples: int, got: str) -> ValueError:
@@ -119,7 +114,9 @@ def train_tokenizer(text: Text, vocabulary: int) -> Any:
     """
     tokenizers: Any = require("tokenizers", "huggingface")
     content = text.content[:_ENOUGH]
-    letters = _commonest_letters(content, (min(vocabulary, _VOCABULARY) - len(_RESERVED) - 1) // 2)
+    most = max((min(vocabulary, _VOCABULARY) - len(_RESERVED) - 1) // 2, 0)
+    counted = Counter("".join(content.split()))
+    letters = sorted(sorted(counted, key=lambda letter: (-counted[letter], letter))[:most])  # the commonest
     fixed = [*_RESERVED, _UNKNOWN, *letters, *(f"##{letter}" for letter in letters)]
     if len(fixed) > vocabulary:
         raise ValueError(f"expected a model with a vocabulary of at least {len(fixed)} ids, got {vocabulary}")
@@ -131,16 +128,12 @@ def train_tokenizer(text: Text, vocabulary: int) -> Any:
         initial_alphabet=letters,
         show_progress=False,
     )
-    trained.train_from_iterator(_spellable(content, trained.pre_tokenizer), trainer)
+    words = [content]
+    if max(map(len, content.split()), default=0) > _LONGEST_WORD:  # a file without a space is one word
+        words = [word for word, _ in trained.pre_tokenizer.pre_tokenize_str(content) if len(word) <= _LONGEST_WORD]
+    trained.train_from_iterator(words, trainer)
     pieces = {piece: number for piece, number in trained.get_vocab().items() if number < vocabulary}
     return _word_piece(tokenizers, pieces)
-
-
-def _spellable(content: str, pre_tokenizer: Any) -> list[str]:
-    """The text as it is, or, where it has long words (a file without a space is one), its other words."""
-    if max(map(len, content.split()), default=0) <= _LONGEST_WORD:
-        return [content]
-    return [word for word, _ in pre_tokenizer.pre_tokenize_str(content) if len(word) <= _LONGEST_WORD]
 
 
 def _word_piece(tokenizers: Any, pieces: dict[str, int] | None) -> Any:
@@ -148,8 +141,3 @@ def _word_piece(tokenizers: Any, pieces: dict[str, int] | None) -> Any:
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token=_UNKNOWN, **known))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     return tokenizer
-
-
-def _commonest_letters(content: str, most: int) -> list[str]:
-    counted = Counter("".join(content.split()))
-    return sorted(sorted(counted, key=lambda letter: (-counted[letter], letter))[: max(most, 0)])

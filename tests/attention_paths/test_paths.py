@@ -200,10 +200,10 @@ def mixes_heads_up(call: Call) -> Terms:
         ("gelu", each_term_by_itself),
     ],
 )
-def test_mutants_do_not_add_up_and_are_named(monkeypatch: pytest.MonkeyPatch, function: str, mutant):
+def test_mutants_do_not_add_up(monkeypatch: pytest.MonkeyPatch, function: str, mutant):
     model, inputs = ready("bert")
     monkeypatch.setitem(rules.RULES, function, rules.RULES[function]._replace(terms=mutant))
-    with pytest.raises(ValueError, match=rf"block 1 \(encoder.layer.0\): '{function}' does not add up"):
+    with pytest.raises(ValueError, match=r"block 1 \(encoder.layer.0\): its terms differ from its output"):
         paths(model, inputs)
 
 

@@ -45,9 +45,9 @@ def apply(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     make, kind = cache(lambda: rule.terms(call)), rule.kind(call)
     base = args[0] if name.strip("_") in rules.VIEWS and isinstance(args[0], PathTensor) else None
     if isinstance(returned, Tensor):
-        return wrapped(returned, State(make, log, name, kind, base)) if holds_numbers(returned) else returned
+        return wrapped(returned, State(make, log, kind, base)) if holds_numbers(returned) else returned
     items = [
-        wrapped(value, State(lambda place=place: make()[place], log, name, kind, base))  # type: ignore[misc]
+        wrapped(value, State(lambda place=place: make()[place], log, kind, base))  # type: ignore[misc]
         if isinstance(value, Tensor) and holds_numbers(value)
         else value
         for place, value in enumerate(returned)

@@ -221,9 +221,6 @@ class Following:
         error = relative_error(self._batch_first(terms.whole()), whole, visit.real)
         self.error = max(self.error, error)
         if not error <= allowed:
-            split = self.terms.map(torch.vmap(self._batch_first))
-            log = Log(self._log.batch, tolerance=allowed)
-            terms_of(visit.again(carrying(self._batch_first(visit.entered), split, log)))  # names the step
             raise NotFollowed(f"its terms differ from its output by {error:.1e} of it, more than {allowed:.0e}")
         may_have_none = self.family != "unknown" and visit.block.attention is None
         grown = terms.end - self.terms.end

@@ -49,7 +49,6 @@ class Log:
     batch: int = 1
     seen: list[Attended] = field(default_factory=list)  # every self-attention that was passed
     attends: Callable[[], bool] = lambda: True  # whether attention runs now: a softmax elsewhere is none
-    tolerance: float | None = None  # where set, every step must add up, and the first that does not is named
     reads: UnfollowedReads | None = None  # sees who else reads tokens
     ended: bool = False  # whether the block that this is of has ended
 
@@ -60,7 +59,6 @@ class State:
 
     make: Callable[[], Terms] | None  # called once, when the terms are asked for
     log: Log
-    name: str  # of the function that made it
     kind: Kind = ""
     base: PathTensor | None = None  # what it is a view of
     terms: Terms | None = None
@@ -109,7 +107,7 @@ class PathTensor(Tensor):
 
 def carrying(tokens: Tensor, terms: Terms, log: Log) -> PathTensor:
     """Tokens that enter a block, with the terms that they are the sum of."""
-    return wrapped(tokens, State(None, log, "input", terms=terms))
+    return wrapped(tokens, State(None, log, terms=terms))
 
 
 def wrapped(primal: Tensor, state: State) -> PathTensor:
@@ -147,12 +145,6 @@ def terms_of(tensor: Tensor) -> Terms:
         assert state.make is not None
         with torch._C.DisableTorchFunctionSubclass(), ours():
             state.terms, state.make = state.make(), None
-            if state.log.tolerance is not None:
-                error = relative_error(state.terms.whole(), tensor.as_subclass(Tensor))
-                if not error <= state.log.tolerance:
-                    raise NotFollowed(
-                        f"{state.name!r} does not add up: the terms differ from what it gives by {error:.1e} of it"
-                    )
     return state.terms
 
 

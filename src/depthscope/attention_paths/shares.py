@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -70,17 +69,9 @@ class PathShares:
         known, total = self.metadata, sum(self.counts.values())
         number = f"{total:.1e}" if total >= 10**6 else str(total)
         head = f"{known.get('model') or 'model'}: {self.depth} blocks, {number} paths, {known['samples']} samples"
-        lines = [head, f"{'length':<10}{'paths':>10}{'projection':>12}{'norm':>10}{'cosine':>10}{'residual':>10}"]
-        for length, row in self.summary().iterrows():
-            name = "constant" if length == CONSTANT else str(length)
-            count = "" if length == CONSTANT else f"{self.counts[int(str(length))]:.3g}"
-            numbers = (row[name] for name in ("projection_share", "norm_share", "cosine", "composite_residual"))
-            shown = "".join(
-                f"{_number(value):>{width}}" for value, width in zip(numbers, (12, 10, 10, 10), strict=True)
-            )
-            lines.append(f"{name:<10}{count:>10}{shown}")
-        lines.append(f"the terms add up to the output within {known['largest_error']:.0e} of it")
-        return visible("\n".join(lines))
+        table = self.summary().rename({CONSTANT: "constant"}).rename_axis(None)
+        end = f"the terms add up to the output within {known['largest_error']:.0e} of it"
+        return visible("\n".join([head, table.to_string(float_format="{:.3g}".format, na_rep="-"), end]))
 
     def plot(self) -> Any:
         """A matplotlib figure: share by length, of the output and of every block's."""
@@ -134,9 +125,3 @@ def rows_of(measures: Mapping[str, Tensor], first_sample: int, **where: int) -> 
     columns["sample"] = np.tile(np.arange(first_sample, first_sample + batch, dtype=np.int32), lengths)
     columns["length"] = np.repeat(np.arange(CONSTANT, lengths - 1, dtype=np.int32), batch)
     return pd.DataFrame(columns | {name: values.flatten().cpu().numpy() for name, values in measures.items()})
-
-
-def _number(value: float) -> str:
-    if math.isnan(value):
-        return "-"
-    return f"{value:.3f}" if value == 0 or 1e-3 <= abs(value) < 1e3 else f"{value:.1e}"

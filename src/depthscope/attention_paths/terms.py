@@ -78,19 +78,10 @@ def together(combine: Callable[..., Tensor], *all_terms: Terms) -> Terms:
 
 
 def added(a: Terms, b: Terms) -> Terms:
-    """A + B, of the same shape: as `together`, without copies that only hold zeros."""
-    if (a.start, a.end) == (b.start, b.end):
-        return Terms(a.values + b.values, a.start)
-    if a.end == a.start or (b.end != b.start and b.start < a.start):
-        a, b = b, a
-    if b.end == b.start:
+    """A + B, of the same shape: as `together`, without copies that only hold zeros where one is constant."""
+    if len(b.values) == 1:
         return a.plus(b.values[0])
-    total = a.spanning(a.start, max(a.end, b.end))
-    total = Terms(total.values.clone(), a.start) if total.values is a.values else total
-    place = 1 + b.start - a.start
-    total.values[0] += b.values[0]
-    total.values[place : place + b.end - b.start] += b.values[1:]
-    return total
+    return b.plus(a.values[0]) if len(a.values) == 1 else together(torch.add, a, b)
 
 
 def with_axes(values: Tensor, axes: int) -> Tensor:

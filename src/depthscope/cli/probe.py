@@ -60,7 +60,7 @@ def _measure(options: ProbeOptions, asked: dict[str, Any]) -> tuple[Profile, Dia
     with prepared(options) as ready:
         scope, progress = ready.scope, ready.progress
         profile = scope.probe(**asked, progress=progress("probing", ready.pieces(scope.depth_of_model)))
-        saved_with = [] if applied(scope.model) else [expression(item.remedy) for item in recorded(scope.model)]
+        saved_with = [] if applied(scope.model) else [expression(remedy) for remedy, _ in recorded(scope.model)]
         named = f"saved with {', '.join(saved_with)}, measured without"
         more = [f"{named}: depthscope.remedies.restore(model) puts it back"] if saved_with else []
         ready.describe(profile.metadata, *more)

@@ -53,11 +53,15 @@ class Recommendation:
     measured: bool = False
     level: float | None = None  # the similarity that was wanted
     odds: OddsMap | None = None  # ρ and c
-    critical_tau: float | None = None  # τ_c: below it the collapse goes on
     expected_similarity: float | None = None  # t_sim at the last block with the remedies: measured, or by the odds map
     blocks: int = 0
     growth: Mapping[float, float] = field(default_factory=dict)  # α → growth of the gradient per block, backwards
     apply_options: Mapping[str, Any] = field(default_factory=dict)  # what `apply` must be told of an unknown model
+
+    @property
+    def critical_tau(self) -> float | None:
+        """τ_c: below it the collapse goes on."""
+        return None if self.odds is None else self.odds.critical_tau
 
     @property
     def tau(self) -> float | None:
@@ -180,7 +184,7 @@ def recommend(
     measured = f"one block{where} multiplies the odds of similarity by ρ = {odds.rho:.3g} and adds c = {odds.feed:.2g}"
     if found == 0:
         reason = f"{measured}: they stay below the wanted level {level:g} by themselves"
-        return Recommendation(reason, (), True, level, odds, odds.critical_tau, blocks=depth, apply_options=options)
+        return Recommendation(reason, (), True, level, odds, blocks=depth, apply_options=options)
 
     def similarity(tau: float, alpha: float | None = None) -> float:
         with temporarily(first, *remedies(tau, alpha)):
@@ -218,7 +222,6 @@ def recommend(
         measured=True,
         level=level,
         odds=odds,
-        critical_tau=odds.critical_tau,
         expected_similarity=held if alpha is None else similarity(found, alpha),
         blocks=depth,
         growth=growth,

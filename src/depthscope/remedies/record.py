@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -113,21 +113,10 @@ def _literal(value: Any) -> str:
 # --- in a model's configuration --------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """A remedy in a model's configuration, and the options that `apply` was given beside it (blocks, causal, …)."""
-
-    remedy: Remedy
-    options: Mapping[str, Any]
-
-
-def recorded(model: nn.Module) -> list[Recorded]:
-    """The remedies in the model's configuration."""
-    found = []
-    for record in records_of(model):
-        own = {name: value for name, value in record.items() if name != OPTIONS}
-        found.append(Recorded(from_dict(own), record.get(OPTIONS, {})))
-    return found
+def recorded(model: nn.Module) -> list[tuple[Remedy, Mapping[str, Any]]]:
+    """The remedies in the model's configuration, with the options that `apply` was given (blocks, causal, …)."""
+    records = ((dict(record), record.get(OPTIONS, {})) for record in records_of(model))
+    return [(from_dict({name: own[name] for name in own if name != OPTIONS}), options) for own, options in records]
 
 
 def keep_record(model: nn.Module, remedies: Sequence[Remedy], options: Mapping[str, Any]) -> None:
@@ -184,8 +173,8 @@ def restore(model: nn.Module, weights: Mapping[str, Tensor] | str | Path | None 
         raise ValueError("the model has its remedies already")
     set_records(model, [])
     try:
-        for options, group in groupby(found, key=lambda item: item.options):
-            apply(model, *(item.remedy for item in group), **options)
+        for options, group in groupby(found, key=lambda item: item[1]):
+            apply(model, *(remedy for remedy, _ in group), **options)
         _load_learned(model, weights)
     except BaseException:
         take_down(model)
