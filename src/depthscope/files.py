@@ -34,9 +34,9 @@ def write_whole(target: Path, write: Callable[[Path], object]) -> Path:
     return target
 
 
-def write_json(target: Path, value: Any, *, indent: int | None = 2) -> Path:
+def write_json(target: Path, value: Any) -> Path:
     """Strict JSON: nan and infinity are refused."""
-    text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     return write_whole(target, lambda path: write_text(path, text))
 
 
@@ -98,8 +98,15 @@ def write_folder(
         *_, last = writers
         for name, write in writers.items():
             made = new / (_LAST if name == last else _FIRST) / quote(name, safe="")  # a name may lead into a folder
-            with _naming(folder / name):
+            try:
                 write(made)
+            except OSError as error:  # of the disk: it names the file that could not be written, not the scratch file
+                first = error
+                while isinstance(first.__cause__, OSError):  # of a file inside a file
+                    first = first.__cause__
+                raise OSError(
+                    f"could not write {folder / name}: {in_words(first)}; make room there, or check --out"
+                ) from first
             _refuse_obstacle(folder / name, is_folder=made.is_dir())
         if forced:
             for path in [*new.rglob("*"), new]:
@@ -127,18 +134,6 @@ def _refuse_obstacle(target: Path, *, is_folder: bool) -> None:
     if target.is_dir() != is_folder and os.path.lexists(target):
         there = "a file" if is_folder else "a folder"
         raise OSError(f"could not write {target}: there is {there} in its place; remove it, or choose another --out")
-
-
-@contextmanager
-def _naming(target: Path) -> Iterator[None]:
-    """An error of the disk names the file that could not be written, not the scratch file."""
-    try:
-        yield
-    except OSError as error:
-        first = error
-        while isinstance(first.__cause__, OSError):  # of a file inside a file
-            first = first.__cause__
-        raise OSError(f"could not write {target}: {in_words(first)}; make room there, or check --out") from first
 
 
 def in_words(error: Exception) -> str:

@@ -93,10 +93,10 @@ def blocks_of(numbers: Iterable[int]) -> str:
 def sequences_of(numbers: Iterable[int], most: int = 6) -> str:
     """0, 1, 2, 5 as "sequences 0–2, 5"; of many runs the first ones, and how many sequences more there are."""
     found = list(numbers)
-    runs = runs_of(found)
-    shown = [number for first, last in runs[:most] for number in range(first, last + 1)]
-    more = f" and {len(found) - len(shown)} more" if len(shown) < len(found) else ""
-    return f"sequence{'s' if len(found) > 1 else ''} {ranges(shown)}{more}"
+    shown = runs_of(found)[:most]
+    more = len(found) - sum(last - first + 1 for first, last in shown)
+    named = ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in shown) + (f" and {more} more" if more else "")
+    return f"sequence{'s' if len(found) > 1 else ''} {named}"
 
 
 def counted(number: int, noun: str) -> str:

@@ -58,18 +58,18 @@ class Record:
             raise ValueError(f"{path} is missing") from None
 
 
-def sealed(kind: str, format: int, content: Mapping[str, Any], files: Mapping[str, Any] | None = None) -> str:
-    """A record as text. It is strict JSON: nan and infinity are refused."""
+def record_writer(kind: str, format: int, content: Mapping[str, Any], files: Mapping[str, Any] | None = None) -> Writer:
+    """What writes a record to a path. It is strict JSON: nan and infinity are refused."""
     if taken := [name for name in _OWN if name in content]:
         raise ValueError(f"expected other names than {', '.join(_OWN)} in what is saved, got {taken[0]!r}")
-    whole = {"kind": kind, "format": format, **content, **({} if files is None else {"files": files})}
-    whole = json.loads(json.dumps(whole, allow_nan=False))  # names of keys as they come back
-    return json.dumps({**whole, "sha256": content_sum(whole)}, indent=2, ensure_ascii=False) + "\n"
 
+    def write(path: Path) -> None:
+        whole = {"kind": kind, "format": format, **content, **({} if files is None else {"files": files})}
+        whole = json.loads(json.dumps(whole, allow_nan=False))  # names of keys as they come back
+        summed = {**whole, "sha256": content_sum(whole)}
+        write_text(path, json.dumps(summed, indent=2, ensure_ascii=False) + "\n")
 
-def record_writer(kind: str, format: int, content: Mapping[str, Any], files: Mapping[str, Any] | None = None) -> Writer:
-    """What writes a record to a path."""
-    return lambda path: write_text(path, sealed(kind, format, content, files))
+    return write
 
 
 def with_record(

@@ -66,7 +66,7 @@ FORMS = {
 }
 
 ON_THE_TRUNK = ("de-escalation", "pair-norm", "contra-norm")
-SQUARE = ("causal-lm", "gpt2", "opt", "bert", "gptj", *ENCODER_DECODERS)  # W_V is d × d, in a layer that is known
+SQUARE = ("causal-lm", "opt", "bert", "gptj", *ENCODER_DECODERS)  # W_V is d × d, in a layer that is known
 
 
 def build(name: str) -> nn.Module:

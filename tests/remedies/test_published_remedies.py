@@ -245,7 +245,7 @@ def test_copies_pickles_gradients_saving_and_removing(name: str, remedy: Remedy,
 
 def test_stacked_with_de_escalation():
     model = encoder()
-    depthscope.apply(model, MVSplit(), ResidualWeight(0.5, "block"), DeEscalate(0.5))
+    depthscope.apply(model, PairNorm(at="input"), ResidualWeight(0.5, "block"), DeEscalate(0.5))
     assert len(applied(model)) == 3 + 6 + 3
     assert model(X).isfinite().all()
 

@@ -46,7 +46,10 @@ __all__ = [
 
 
 def list_families() -> tuple[str, ...]:
-    """The names of the families of models whose blocks are known.
+    """The families of models whose blocks are known.
+
+    Returns:
+        Their names.
 
     Example:
         >>> import depthscope
@@ -63,6 +66,9 @@ def register_family(family: Family) -> Family:
 
     Args:
         family: an object with a `name`, a `library` and a way to describe a block: see `depthscope.anatomy.Family`.
+
+    Returns:
+        The family.
 
     Example:
         >>> import depthscope

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Unpack
 
@@ -204,7 +205,11 @@ def recommend(
                 progress()
             return gradient_growth(profile, part)
 
-        growth = growth_by_weight(growth_with, depth, prescribed_weight(about, odds, level, depth))
+        prescribed = 1.0
+        if about["placement"] == "post":
+            with suppress(ValueError):  # no FFN of ReLU brings about such a c, or no α is small enough
+                prescribed = prescribe(depth, Gains.of_odds(odds, about["tokens"] or 0), level=level).alpha
+        growth = growth_by_weight(growth_with, depth, prescribed)
         best = min(growth, key=lambda a: (abs(math.log(growth[a])) * depth > math.log(GROWTH), -a))
         alpha = None if best == 1 else best
     reason = (
@@ -311,19 +316,6 @@ def gradient_growth(profile: Profile, part: str = "") -> float:
     """By what factor the gradient grows per block of a part on its way to the input: (g₁/g_L)^(1/(L−1))."""
     norms = [norm for norm in profile.curve("output_gradient", part=part) if not math.isnan(norm)]
     return (norms[0] / norms[-1]) ** (1 / (len(norms) - 1)) if len(norms) > 1 else 1.0
-
-
-def prescribed_weight(about: Mapping[str, Any], odds: OddsMap, level: float, depth: int) -> float:
-    """What theory prescribes for post-norm blocks of this ρ and c; 1 where it has nothing to say of them.
-
-    `about`: `placement` and `tokens`, from a profile's metadata.
-    """
-    if about["placement"] != "post":
-        return 1.0
-    try:
-        return prescribe(depth, Gains.of_odds(odds, about["tokens"] or 0), level=level).alpha
-    except ValueError:  # no FFN of ReLU brings about such a c, or no α is small enough
-        return 1.0
 
 
 def growth_by_weight(growth: Callable[[float], float], depth: int, prescribed: float) -> dict[float, float]:

@@ -168,7 +168,7 @@ def restore(model: nn.Module, weights: Mapping[str, Tensor] | str | Path | None 
 
     found, before = recorded(model), records_of(model)
     if not found:
-        raise ValueError(f"the configuration of this {type(model).__name__} records no remedies; apply them again")
+        raise ValueError(f"the configuration of this {type(model).__name__} records no remedies")
     if any(True for _ in hooks_in(model)):
         raise ValueError("the model has its remedies already")
     set_records(model, [])
