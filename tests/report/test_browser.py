@@ -141,7 +141,7 @@ def test_hostile_names_stay_text(tmp_path: Path, opened: Open, measured: Measure
         Subject("study", claims=(claim,)),
     ]
     path = tmp_path / f"{'<b>&'}.html"
-    path.write_text(render(subjects, title=HOSTILE, links={}), encoding="utf-8")
+    path.write_text(render(subjects, title=HOSTILE), encoding="utf-8")
     found = opened(path)
     assert found.complaints == []
     assert found.page.evaluate("() => window.hit === undefined")
@@ -226,7 +226,7 @@ def test_claims_are_filtered_by_verdict(tmp_path: Path, opened: Open):
     ]
     subjects = [Subject(f"study {number}", claims=(claim,)) for number, claim in enumerate(claims)]
     path = tmp_path / "index.html"
-    path.write_text(render(subjects, title="index", links={}), encoding="utf-8")
+    path.write_text(render(subjects, title="index"), encoding="utf-8")
     found = opened(path)
     assert found.complaints == []
     assert found.page.locator(".study:visible").count() == 3

@@ -11,7 +11,7 @@ from markupsafe import escape
 
 import depthscope
 from depthscope.extras import MissingExtra
-from depthscope.report import Subject, read, write, write_index
+from depthscope.report import Subject, read, write
 from depthscope.report.page import _script, render
 from profiles_made_up import made_up
 from report_samples import Measured
@@ -79,7 +79,7 @@ def test_what_users_supply_is_text(tmp_path: Path):
         Subject(HOSTILE, profile, commands={HOSTILE: HOSTILE}),
         Subject("study", claims=(claim,), commands={HOSTILE: HOSTILE}),
     ]
-    text = render(subjects, title=HOSTILE, links={"study": "./x"})
+    text = render(subjects, title=HOSTILE)
     outside = text[: text.index('<script type="application/json"')]
     assert "<script" not in outside
     assert "<img" not in outside
@@ -184,7 +184,7 @@ def test_without_the_extra_one_line_says_how_to_get_it(measured: Measured, tmp_p
         write(tmp_path / "page.html", measured.profile)
 
 
-def test_the_index_has_every_claim_and_leads_to_each_study(tmp_path: Path):
+def test_a_folder_of_studies_is_one_page_with_every_claim(tmp_path: Path):
     for name, verdict in (("javascript:alert(1)", "reproduced"), ("b", "not reproduced")):
         folder = tmp_path / name
         folder.mkdir()
@@ -195,14 +195,13 @@ def test_the_index_has_every_claim_and_leads_to_each_study(tmp_path: Path):
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "claims.json").write_text('[{"claim": 3}]')
     hints: list[str] = []
-    text = write_index(tmp_path, say=hints.append).read_text(encoding="utf-8")
+    text = write(tmp_path, tmp_path, say=hints.append).read_text(encoding="utf-8")
     assert len(hints) == 1
-    assert "Left out: " in text
     assert "damaged holds no study" in text
-    assert 'href="./javascript%3Aalert%281%29/report.html"' in text
+    assert "of javascript:alert(1)" in text
     assert "of b" in text
     assert "1 not reproduced" in text
     assert len(text) < 100_000  # without the program that draws
-    assert "of b" in (tmp_path / "b" / "report.html").read_text(encoding="utf-8")
-    with pytest.raises(ValueError, match="no study"):
-        write_index(tmp_path / "b")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="nothing of depthscope to report"):
+        write(tmp_path / "empty", tmp_path / "empty")

@@ -117,11 +117,7 @@ def test_the_list_as_json(run):
 def test_a_real_study_in_its_quick_form(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "200")
     out, err = run("yu2024-fig4", "--quick", "--out", str(tmp_path / "new"))
-    assert {path.name for path in (tmp_path / "new" / "yu2024-fig4").iterdir()} == {
-        *FILES,
-        "commands.json",
-        "report.html",
-    }
+    assert {path.name for path in (tmp_path / "new" / "yu2024-fig4").iterdir()} == {*FILES, "commands.json"}
     assert "similarity keeps rising" in out
     assert "not testable here" in out
     assert str(tmp_path / "new") in out.replace("\n", "")
@@ -304,11 +300,7 @@ def plugged(tmp_path: Path):
 def test_a_study_of_another_package_is_listed_and_computed(plugged, tmp_path: Path):
     assert "what another laboratory saw" in plugged().stdout
     assert "their curve rises" in plugged("their-study", "--out", "new").stdout
-    assert {path.name for path in (tmp_path / "new" / "their-study").iterdir()} == {
-        *FILES,
-        "commands.json",
-        "report.html",
-    }
+    assert {path.name for path in (tmp_path / "new" / "their-study").iterdir()} == {*FILES, "commands.json"}
     assert "already there" in plugged("their-study", "--out", "new").stdout
     study = tmp_path / "site" / "their_package" / "their_study.py"
     study.write_text(study.read_text().replace("0.3]", "0.15]"))

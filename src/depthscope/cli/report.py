@@ -29,13 +29,7 @@ def report(
     target = out or (places[0] if places[0].is_dir() else places[0].parent)
     require_writable(target)
 
-    from depthscope.report import write, write_index
-    from depthscope.report.reading import studies_in
+    from depthscope.report import write
 
-    if len(places) == 1 and not (places[0] / "claims.json").exists() and studies_in(places[0])[0]:
-        if out is not None or title:
-            raise ValueError("a folder of studies gets its index in its own place: leave --out and --title out")
-        page = write_index(places[0], say=say_damaged)
-    else:
-        page = write(target / "report.html", *places, title=title, say=say_damaged)
+    page = write(target / "report.html", *places, title=title, say=say_damaged)
     print(f"wrote {visible(str(page))}")

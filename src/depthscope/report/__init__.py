@@ -9,7 +9,7 @@ _NAMES = {
     "charts": "CHARTS",
     "drawings": "Chart Drawing Material",
     "formats": "Claim read_metrics",
-    "page": "write write_index",
+    "page": "write",
     "reading": "read",
     "subjects": "Subject",
 }
@@ -23,7 +23,6 @@ if TYPE_CHECKING:  # a type checker takes the names that are imported as themsel
     from depthscope.report.formats import Claim as Claim
     from depthscope.report.formats import read_metrics as read_metrics
     from depthscope.report.page import write as write
-    from depthscope.report.page import write_index as write_index
     from depthscope.report.reading import read as read
     from depthscope.report.subjects import Subject as Subject
 else:

@@ -1,7 +1,4 @@
-"""One HTML file that holds everything it shows: words, data, charts, and the program that draws them.
-
-`write`: a page of what was measured; `write_index`: one of studies.
-"""
+"""One HTML file that holds everything it shows: words, data, charts, and the program that draws them."""
 
 from __future__ import annotations
 
@@ -11,12 +8,10 @@ import warnings
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pandas as pd
 
@@ -25,7 +20,7 @@ from depthscope.extras import require
 from depthscope.files import write_whole
 from depthscope.naming import visible
 from depthscope.report.drawings import SECTIONS, Drawing, Material
-from depthscope.report.reading import in_one_line, read, studies_in
+from depthscope.report.reading import in_one_line, read
 from depthscope.report.subjects import Subject, named, subjects_of
 from depthscope.report.tables import NUMBERS, packed
 from depthscope.report.words import said_of
@@ -47,8 +42,8 @@ def write(
 
     Args:
         target: the file; a folder gets a `report.html`.
-        things: folders that `--out` wrote, or a `Profile`, a `Diagnosis`, what `fix`, `depth_use`, `paths` or `spectra`
-            returned. What comes after a profile and is no profile belongs to it.
+        things: folders that `--out` wrote (also one that holds studies), or a `Profile`, a `Diagnosis`, what `fix`,
+            `depth_use`, `paths` or `spectra` returned. What comes after a profile and is no profile belongs to it.
         title: of the page.
         say: hears of each file that is damaged, missing or of another kind, which the page names too and does not show;
             by default it warns.
@@ -79,27 +74,6 @@ def write(
     return write_whole(file, lambda path: path.write_text(text, encoding="utf-8"))
 
 
-def write_index(folder: str | os.PathLike[str], *, say: Callable[[str], object] = _warn) -> Path:
-    """A page for every study in this folder, and `report.html` with all their claims; returns the latter's path.
-
-    `say`: as for `write`.
-    """
-    place = Path(folder)
-    studies, refused = studies_in(place)
-    if not studies:
-        raise ValueError(f"there is no study in {str(folder)!r}: `depthscope reproduce NAME --out DIR` makes one")
-    for reason in [*refused, *damage_of(list(studies.values()))]:
-        say(reason)
-    for name, study in studies.items():
-        with in_one_line():
-            text = render([study], title=study.label)
-        write_whole(place / name / REPORT, lambda path, text=text: path.write_text(text, encoding="utf-8"))  # type: ignore[misc]
-    labelled = {name: replace(study, label=name, commands={}) for name, study in studies.items()}
-    links = {name: f"./{quote(name)}/{REPORT}" for name in studies}  # "./": a folder's name is no scheme
-    text = render(list(labelled.values()), title="Studies and their claims", links=links, notes=refused)
-    return write_whole(place / REPORT, lambda path: path.write_text(text, encoding="utf-8"))
-
-
 def drawings_of(material: Material) -> dict[str, Drawing]:
     """The charts that have something to show, by name, in their order."""
     from depthscope.report.charts import CHARTS
@@ -124,10 +98,8 @@ def damage_of(subjects: Sequence[Subject]) -> list[str]:
     return list(dict.fromkeys(text for subject in subjects for text in subject.damage))
 
 
-def render(
-    subjects: Sequence[Subject], *, title: str, links: Mapping[str, str] | None = None, notes: Sequence[str] = ()
-) -> str:
-    """The page as text. `links` has, by label, where a study has a page of its own; `notes` what could not be read."""
+def render(subjects: Sequence[Subject], *, title: str) -> str:
+    """The page as text."""
     jinja2: Any = require("jinja2", "report")
     require("altair", "report")
     require("vl_convert", "report")
@@ -136,15 +108,16 @@ def render(
     material = Material(subjects)
     drawings = drawings_of(material)
     tables = tables_of(material, drawings)
-    for subject in subjects:
-        if subject.data is not None and links is None:
-            tables["data"] = subject.data.head(_MOST_ROWS)
+    studies = [subject for subject in subjects if subject.claims]
+    data = studies[0].data if len(studies) == 1 else None
+    if data is not None:
+        tables["data"] = data.head(_MOST_ROWS)
     chart_of = {rule: name for name, drawing in reversed(drawings.items()) for rule in drawing.rules}
     said = [said_of(subject, chart_of) for subject in subjects if not subject.claims]
     first = next((item.headline.chart for item in said if item.headline.chart), next(iter(drawings), ""))
     first = "similarity" if len(said) > 1 and "similarity" in drawings else first  # which all runs have
     others = {name: drawing for name, drawing in drawings.items() if name != first}
-    data = {
+    drawn = {
         "tables": {name: packed(table) for name, table in tables.items()},
         "charts": {
             name: {
@@ -167,19 +140,17 @@ def render(
         said=said,
         most=_BULLETS if len(said) < 3 else 1,
         first={first: drawings[first]} if first else {},
-        studies=[subject for subject in subjects if subject.claims],
-        pictures={s.label: b64encode(s.figure).decode() for s in subjects if s.figure and links is None},
-        links=links or {},
-        notes=notes,
+        studies=studies,
+        pictures={study.label: b64encode(study.figure).decode() for study in studies if study.figure},
         damage=damage_of(subjects),
         verdicts={name: sum(c["verdict"] == name for s in subjects for c in s.claims) for name in VERDICTS},
         sections={section: {n: d for n, d in others.items() if d.section == section} for section in SECTIONS},
         runs=material.labels,
-        chosen='"name": "shown"' in json.dumps(data["charts"]),  # whether a chart is of one run at a time
+        chosen='"name": "shown"' in json.dumps(drawn["charts"]),  # whether a chart is of one run at a time
         tables={name: len(table) for name, table in tables.items()},
-        cut={s.label: len(s.data) for s in subjects if s.data is not None and len(s.data) > _MOST_ROWS},
+        cut={studies[0].label: len(data)} if data is not None and len(data) > _MOST_ROWS else {},
         version=depthscope.__version__,
-        data=_script(json.dumps(readable(data), ensure_ascii=False, allow_nan=False, separators=(",", ":"))),
+        data=_script(json.dumps(readable(drawn), ensure_ascii=False, allow_nan=False, separators=(",", ":"))),
         bundle=_bundle() if drawings else "",
         style=_part("page.css"),
         script="\n".join(_part(name) for name in ("table.js", "charts.js", "page.js")),

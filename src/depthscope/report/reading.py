@@ -66,22 +66,6 @@ def in_one_line() -> Iterator[None]:
         raise ValueError(f"cannot show it: a file that an earlier version has saved may be damaged ({why})") from None
 
 
-def studies_in(folder: Path) -> tuple[dict[str, Subject], list[str]]:
-    """The studies that have folders of their own in this one, by name; and why others cannot be read."""
-    if not folder.is_dir():
-        return {}, []
-    found, refused = {}, []
-    for path in sorted(path for path in folder.iterdir() if _is_study(path)):
-        damage: list[str] = []
-        if (study := _tried(damage, partial(_study, path))) is not None:
-            commands = _tried(damage, lambda path=path: _commands(path)) or {}  # type: ignore[misc]
-            named = (*study.damage, *damage)
-            found[path.name] = replace(study, commands=commands, damage=named)
-        else:
-            refused += damage
-    return found, refused
-
-
 def _is_study(folder: Path) -> bool:
     """Whether what is there is of a study, also if its claims are gone."""
     return _has(folder, "claims.json") or (_has(folder, "config.json") and _has(folder, "data.parquet"))
@@ -131,11 +115,21 @@ def _in(folder: Path) -> list[Subject]:
     if not there and damage:
         raise ValueError("; ".join(damage))
     if not there:
-        _, refused = studies_in(folder)
-        nothing = f"there is nothing of depthscope to report in {str(folder)!r}: give a folder that --out wrote"
-        raise ValueError("; ".join(refused) or nothing)
+        return _studies(folder)
     named = [text for found in there for text in found.damage]
     return [replace(_together(there), commands=commands, damage=(*damage, *named))]
+
+
+def _studies(folder: Path) -> list[Subject]:
+    """The studies that have folders of their own in this one; what cannot be read of them is named with the first."""
+    damage: list[str] = []
+    places = [path for path in sorted(folder.iterdir()) if _is_study(path)]
+    read = [(path, found) for path in places if (found := _tried(damage, partial(_in, path))) is not None]
+    if not read:
+        nothing = f"there is nothing of depthscope to report in {str(folder)!r}: give a folder that --out wrote"
+        raise ValueError("; ".join(damage) or nothing)
+    first, *others = [replace(subject, label=path.name) for path, subjects in read for subject in subjects]
+    return [replace(first, damage=(*first.damage, *damage)), *others]
 
 
 def _together(subjects: Sequence[Subject]) -> Subject:

@@ -167,13 +167,13 @@ def _show(console: Screen, name: str, claims: list[Claim]) -> None:
 
 
 def _write_pages(place: Path, names: list[str]) -> None:
-    """A page for every study, and an index of all that are in the folder."""
+    """A page with every claim of all studies that are in the folder."""
     from depthscope.cli.command import note_command, say_damaged
-    from depthscope.report import write_index
+    from depthscope.report import write
 
     for name in names:
         note_command(place / name, "reproduce")
     try:
-        write_index(place, say=say_damaged)
+        write(place, place, say=say_damaged)
     except MissingExtra as error:
         print(f"depthscope: no report.html: {visible(str(error))}", file=sys.stderr)
