@@ -34,9 +34,9 @@ test-all: test
 docs: .venv/installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# The pictures of the README.
+# The picture of the README, from the numbers of the gallery.
 figures: .venv/installed-dev
-	$(BIN)/depthscope demo --out docs/images
+	$(BIN)/python scripts/gallery/picture.py
 
 # After constraints.txt has changed.
 lock: .venv/installed-dev

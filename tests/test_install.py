@@ -113,7 +113,7 @@ def installed(site: Path, *command: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("source", "among_them"),
     [
-        ("src/depthscope", {"py.typed", "cli/schemas/train.json"}),
+        ("src/depthscope", {"py.typed", "cli/schemas/train.json", "cli/agents.md"}),
         ("lab/src/depthscope_lab", {"py.typed", "cli/train.py"}),
     ],
 )
@@ -122,7 +122,7 @@ def test_the_wheel_has_every_file_of_the_package(source: str, among_them: set[st
         {path.relative_to(place).as_posix() for path in place.rglob("*") if "__pycache__" not in path.parts}
         for place in (ROOT / source, site / Path(source).name)
     )
-    assert theirs == ours
+    assert theirs - {"cli/agents.md"} == ours  # that one comes from docs/
     assert among_them <= theirs
 
 
@@ -133,6 +133,7 @@ def test_the_installed_program_runs(site: Path):
     assert installed(site, program, "--version").stdout == f"depthscope {depthscope.__version__}\n"
     assert "probe" in installed(site, program, "--help").stdout
     assert '"title": "depthscope probe --json"' in installed(site, program, "schema", "probe").stdout
+    assert installed(site, program, "agents").stdout == (ROOT / "docs" / "agents.md").read_text()
     assert installed(site, program, "reproduce", "--json").returncode == 0
 
 

@@ -5,17 +5,35 @@ import io
 import re
 from pathlib import Path
 
+from depthscope.cli.agents import agents
+from readme import difference
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 MEASURES = (ROOT / "docs" / "measures.md").read_text()
 
 
 def test_the_python_prints_what_the_readme_says():
-    (example,) = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", README, flags=re.DOTALL)
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(compile(example[0], "README.md", "exec"), {})
-    assert printed.getvalue() == example[1]
+    examples = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", README, flags=re.DOTALL)
+    namespace: dict[str, object] = {}
+    assert examples
+    for code, shown in examples:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(code, "README.md", "exec"), namespace)
+        found = difference(shown, printed.getvalue())
+        assert found is None, found
+
+
+def test_it_is_short():
+    assert len(README.split()) <= 700
+
+
+def test_the_page_for_agents_is_short_and_is_what_the_command_prints(capsys):
+    page = (ROOT / "docs" / "agents.md").read_text()
+    assert len(page.split()) < 1200
+    agents()
+    assert capsys.readouterr().out == page
 
 
 def test_make_targets_and_links_exist():

@@ -11,6 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from depthscope import __version__
+from depthscope.cli.agents import agents
 from depthscope.cli.console import write_legibly
 from depthscope.cli.demo import demo
 from depthscope.cli.depth import depth
@@ -27,7 +28,7 @@ from depthscope.naming import visible
 from depthscope.registry import Registry
 
 _UsageError: Any = typer.BadParameter.__base__  # unknown commands, options and values
-_FIRST = ("probe", "depth", "fix", "report")  # what people use
+_FIRST = ("probe", "depth", "fix", "report", "agents")  # what people use
 _OF_THE_LAB = ("reproduce", "compare", "train", "tour")
 _HIDDEN = ("demo", "schema")
 
@@ -40,7 +41,7 @@ app = typer.Typer(
 )
 # Ours, and those of installed packages: the lab's, which train.
 COMMANDS: Registry[Callable[..., None]] = Registry(
-    "command", "depthscope.commands", [probe, depth, fix, report, paths, spectra, demo, schema], name_of=None
+    "command", "depthscope.commands", [probe, depth, fix, report, agents, paths, spectra, demo, schema], name_of=None
 )
 
 
