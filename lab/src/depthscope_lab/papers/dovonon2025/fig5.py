@@ -60,7 +60,7 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
 
 
 def draw(frame: pd.DataFrame) -> Any:
-    models = list(frame.groupby(["model", "state"], sort=False))
+    models: list[Any] = list(frame.groupby(["model", "state"], sort=False))
     figure, axes = panels(COLUMNS, 1 + (len(models) > COLUMNS) + (len(models) > 2 * COLUMNS), width=3.2, height=2.8)
     for ax, ((model, state), own) in zip(axes, models, strict=False):
         line(ax, curve(own, "share", by="bin"), COLOURS[state], state, drawstyle="steps-mid")
