@@ -237,14 +237,12 @@ def readings_of(
                 yield from each(items, measure.name, values)
 
 
-def without_positions(excluded: tuple[int, ...], tokens: Tensor, mask: Tensor | None) -> Tensor:
-    """The mask without these positions, which are counted among the real tokens of each sequence."""
+def without_positions(excluded: tuple[int, ...], tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The mask without these positions, which are counted among the real tokens of each sequence; and how many real
+    tokens the longest has, where the tokens are."""
     real = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device) if mask is None else mask
     real = real.to(tokens.device)
     from_start, length = real.cumsum(dim=-1) - 1, real.sum(dim=-1, keepdim=True)  # (batch, n), (batch, 1)
-    most = int(length.max())
     for index in excluded:
-        if not -most <= index < most:
-            raise ValueError(f"cannot exclude token {index}: the sequences have {most} tokens at most")
         real = real & (from_start != (index if index >= 0 else length + index))
-    return real
+    return real, length.max()

@@ -121,7 +121,8 @@ class Measurement:
         self._turns: list[tuple[int, str, Seen]] = []
         self._outliers: list[tuple[int, str, Seen, Tensor | None]] = []  # of a block and a part, and the real tokens
         self._masks: dict[str, Tensor] = {}  # by part, those of its first block
-        self._real: dict[Any, tuple[Tensor | None, Tensor]] = {}  # by mask: itself, and without excluded positions
+        # By mask: itself, the mask without excluded positions, and the most real tokens of a sequence.
+        self._real: dict[Any, tuple[Tensor | None, Tensor, Tensor]] = {}
         # By part: its last block so far, what stands behind a norm there, and what was computed of that.
         self._final: dict[str, tuple[int, Seen, dict[str, Tensor | Bounded]]] = {}
 
@@ -134,6 +135,7 @@ class Measurement:
         named = self._outliers if self.outliers or self.wide else []
         waiting = [] if self.again else self._waiting
         asked = [looks.numbers() for looks in kinds] + [mask.any() for mask in self._masks.values()]
+        asked += [longest for *_, longest in self._real.values()]
         asked += [seen.look.ratios for _, _, seen, _ in named]
         asked += [real.cumsum(dim=-1) for *_, real in named if real is not None]
         asked += [values for _, values, _ in waiting] + [error for *_, error in waiting if error is not None]
@@ -147,6 +149,9 @@ class Measurement:
                     f"the mask hides all {tuple(mask.shape)} tokens: expected true, or 1, for real ones; mask= "
                     'says which argument marks them ("~name": true for padding)'
                 )
+        for most in [int(next(answers)) for _ in self._real]:
+            if strange := [index for index in self.exclude if not -most <= index < most]:
+                raise ValueError(f"cannot exclude token {strange[0]}: the sequences have {most} tokens at most")
         ratios = [next(answers) for _ in named]
         places = [None if real is None else next(answers) - 1 for *_, real in named]
         of_waiting = [reading._replace(values=next(answers).reshape(-1).tolist()) for reading, *_ in waiting]
@@ -273,7 +278,7 @@ class Measurement:
             return mask
         key = tokens.shape[:2] if mask is None else id(mask)
         if key not in self._real:
-            self._real[key] = mask, without_positions(self.exclude, tokens, mask)
+            self._real[key] = mask, *without_positions(self.exclude, tokens, mask)
         return self._real[key][1]
 
     def _report(self, seen: Seen, tokens: Tensor, visit: Visit, block: int, station: str) -> None:
