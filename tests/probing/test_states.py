@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from typer.testing import CliRunner
 
 import depthscope
 from depthscope import profile_of
+from depthscope.cli.app import app
 from depthscope.models import BlockConfig, Encoder
 from samples import seeded
 
@@ -40,7 +42,7 @@ def written(folder: Path, kind: str) -> Path:
 @pytest.mark.parametrize("kind", ["list", "arrays", "array", "safetensors", "npz"])
 def test_the_numbers_are_those_of_a_probe(kind: str, tmp_path: Path):
     rows = slice(0, 1) if kind == "array" else slice(None)
-    expected = depthscope.probe(MODEL, TOKENS[rows], measures="default")
+    expected = depthscope.probe(MODEL, TOKENS[rows], measures="light")
     given: object = states()
     if kind == "arrays":
         given = [layer.numpy() for layer in states()]
@@ -48,7 +50,7 @@ def test_the_numbers_are_those_of_a_probe(kind: str, tmp_path: Path):
         given = {"hidden_states": torch.stack([layer[0] for layer in states()], dim=1), "token_ids": IDS[0]}
     elif kind != "list":
         given = written(tmp_path / "states", kind)
-    profile = profile_of(given, measures="default")
+    profile = profile_of(given, measures="light")
     assert (profile.depth, profile.metadata["samples"], profile.metadata["width"]) == (
         4,
         1 if kind == "array" else 2,
@@ -136,3 +138,15 @@ def test_layers_that_do_not_fit_are_refused():
         profile_of([IDS.numpy(), IDS.numpy()])
     with pytest.raises(ValueError, match=r"expected mask of shape \(2, 9\)"):
         profile_of(states(), mask=torch.ones(2, 8))
+
+
+def test_the_command_shows_a_verdict_and_refuses_what_needs_a_model(tmp_path: Path):
+    folder = written(tmp_path / "states", "safetensors")
+    found = CliRunner().invoke(app, ["probe", f"states:{folder}"])
+    assert found.exit_code == 0, found.output
+    assert "4 blocks of width 16" in found.output
+    assert "token similarity" in found.output
+    for arguments, said in ((["probe", "--gradients"], "--gradients needs a model"), (["depth"], "probe` alone")):
+        refused = CliRunner().invoke(app, [*arguments, f"states:{folder}"])
+        assert refused.exit_code != 0
+        assert said in f"{refused.output} {refused.exception}"

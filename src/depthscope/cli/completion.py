@@ -40,6 +40,8 @@ def models(incomplete: str) -> list[str]:
 def refuse_a_typo(model: str) -> None:
     """Refuses a MODEL that cannot exist, before torch is imported; of what may exist `load_model` knows more."""
     module, colon, place = model.partition(":")
+    if module == "states" and colon:
+        return  # `probe` alone takes these
     if module == "hf" and colon:
         if is_a_place(place) and not Path(place).exists() and (meant := near_folder(place)):
             raise ValueError(f"there is no {place!r}: {meant.strip()}")

@@ -64,6 +64,8 @@ def load_model(options: WeightOptions) -> LoadedModel:
         loaded = LoadedModel(build_family(name, *shape, language_model=with_head, seed=options.seed, **more))
     else:
         refuse_a_shape(options)
+        if name.startswith("states:"):
+            raise ValueError(f"{name!r} has hidden states and no model: `depthscope probe` alone measures these")
         if ":" not in name:
             raise unknown_model(name, FAMILIES)
         is_hub = name.startswith("hf:")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from depthscope.cli.command import Finished, as_command, call, prepared
+from depthscope.cli.command import Finished, as_command, call, prepared, show_progress
 from depthscope.cli.console import sparkline
 from depthscope.cli.options import ProbeOptions
 from depthscope.files import write_folder
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from depthscope.probing import Profile
 
 _GATE = "--fail-on"
+_STATES = "states:"  # then a folder of hidden states that were saved, without a model
+_OF_STATES = ("measures", "exclude_tokens", "causal", "samples")  # what `profile_of` takes
+_ALSO_OF_STATES = ("model", "out", "json", "full", "stations", "estimate", "fail_on", "seed")  # what harms nothing
 _BY_BLOCK = ("token_similarity", "direction_similarity", "cosine_similarity", "effective_rank",
              "queries_keys_gradient", "values_output_gradient")  # fmt: skip
 
@@ -38,12 +42,19 @@ def probe(options: ProbeOptions) -> Finished:
     conditions = [parse_condition(text, measured, _GATE) for text in options.fail_on or []]
     asked = {name: getattr(options, name) for name in ("measures", "stations", "exclude_tokens", "gradients")}
     asked["without"] = options.without or ()
-    profile, diagnosis = _measure(options, asked)
+    if options.model.startswith(_STATES):
+        states = options.model.removeprefix(_STATES)
+        asked = {name: getattr(options, name) for name in _OF_STATES}
+        profile, diagnosis = _measure_states(options, states, asked)
+        python = call("profile_of", repr(states), asked)
+    else:
+        profile, diagnosis = _measure(options, asked)
+        python = call("probe", "model, inputs", {**asked, **options.hints})
     return Finished(
         document=as_json(profile, diagnosis),
         summary=of_profile(profile, diagnosis),
         save=lambda folder: _save(profile, diagnosis, folder),
-        python=call("probe", "model, inputs", {**asked, **options.hints}),
+        python=python,
         tables=_tables(profile),
         findings=diagnosis.findings,
         failed=lambda: failures(profile, conditions),
@@ -74,6 +85,20 @@ def _measure(options: ProbeOptions, asked: dict[str, Any]) -> tuple[Profile, Dia
         notes = profile.metadata["notes"]
         notes += [note for note in of_interruption() if note not in notes]
         return profile, found
+
+
+def _measure_states(options: ProbeOptions, states: str, asked: dict[str, Any]) -> tuple[Profile, Diagnosis]:
+    """Of hidden states that somebody has saved: nothing is run, and no remedy can be tried."""
+    from depthscope.diagnosis import diagnose
+    from depthscope.probing import profile_of
+
+    for option in fields(options):
+        if option.name not in (*_OF_STATES, *_ALSO_OF_STATES) and getattr(options, option.name) != option.default:
+            name = option.name.replace("_", "-")
+            raise ValueError(f"--{name} needs a model, and {options.model!r} has hidden states alone; leave it out")
+    with show_progress(not options.json) as progress:
+        profile = profile_of(states, **asked, progress=progress("measuring", None))
+    return profile, diagnose(profile)
 
 
 def as_json(profile: Profile, diagnosis: Diagnosis) -> dict[str, Any]:
