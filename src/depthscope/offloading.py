@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,22 +12,20 @@ from torch import nn
 from depthscope import walking
 
 
-def device_of(model: nn.Module, weights: Sequence[nn.Parameter] | None = None) -> torch.device:
+def device_of(model: nn.Module, modules: list[nn.Module] | None = None) -> torch.device:
     """Where the model takes its inputs. Refuses weights that have no values and that nobody will bring.
 
-    `weights`: all of them, where somebody has collected them already.
+    `modules`: all of the model's, where somebody has listed them already.
     """
-    weights = walking.parameters(model) if weights is None else weights
-    if any(weight.is_meta for weight in weights) and nobody_brings(model):
+    modules = walking.modules(model) if modules is None else modules
+    weights = [weight for module in modules for weight in module._parameters.values() if weight is not None]
+    if True in [weight.is_meta for weight in weights] and nobody_brings(model):
         raise ValueError("the model is on the meta device and has no weights; load it, or move it with to_empty()")
     if not weights:
         return torch.device("cpu")
-    first = weights[0]
-    if first.is_meta:
-        return next(
-            torch.device(hook.execution_device) for hook in map(_bringing, walking.modules(model)) if hook is not None
-        )
-    return first.device
+    if weights[0].is_meta:
+        return next(torch.device(hook.execution_device) for hook in map(_bringing, modules) if hook is not None)
+    return weights[0].device
 
 
 def has_offloaded(module: nn.Module) -> bool:

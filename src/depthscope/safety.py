@@ -108,7 +108,6 @@ def undisturbed(model: nn.Module, modules: list[nn.Module] | None = None) -> Ite
     `modules`: all of the model's, where somebody has listed them already.
     """
     before = _Before(model, walking.modules(model) if modules is None else modules)
-    graphs = any("_orig_mod" in module._modules for module in before.modules)
     with undone(before.restore):
         before.wait_for_turn()
         before.remember_what_is_global()
@@ -118,7 +117,7 @@ def undisturbed(model: nn.Module, modules: list[nn.Module] | None = None) -> Ite
             module._compiled_call_impl = None
         torch.backends.mha.set_fastpath_enabled(False)
         torch.set_grad_enabled(False)
-        with torch.compiler.set_stance("force_eager") if graphs else nullcontext():
+        with torch.compiler.set_stance("force_eager") if before.has_graphs else nullcontext():
             yield
 
 
@@ -129,18 +128,25 @@ class _Before:
         self.model = model
         self.thread = threading.get_ident()
         self.modules = modules
-        self.training = [module for module in self.modules if module.training]
-        compiled = ((module, getattr(module, "_compiled_call_impl", None)) for module in self.modules)
-        self.compiled = [(module, implementation) for module, implementation in compiled if implementation is not None]
-        self.hooks = {id(hook) for _, _, hook in hooks_on(self.modules) if isinstance(hook, TemporaryHook)}
-        self.remembers = False
+        self.training: list[nn.Module] = []
+        self.compiled: list[tuple[nn.Module, Any]] = []
+        self.has_graphs = self.remembers = False
+        for module in modules:
+            if module.training:
+                self.training.append(module)
+            if (implementation := getattr(module, "_compiled_call_impl", None)) is not None:
+                self.compiled.append((module, implementation))
+            if "_orig_mod" in module._modules:
+                self.has_graphs = True
+        self.hooks = {id(hook) for _, _, hook in hooks_on(modules) if isinstance(hook, TemporaryHook)}
 
     def wait_for_turn(self) -> None:
         """One thread measures at a time, in the order in which they came. A list, since an interrupt between two lines
         could leave a lock locked."""
         _MEASURING.append(self)
-        mine, since = set(map(id, self.modules)), time.monotonic()
+        since = time.monotonic()
         for other in _MEASURING[: _MEASURING.index(self)]:
+            mine = set(map(id, self.modules))
             if not mine.isdisjoint(map(id, other.modules)):
                 where = "in this thread" if other.thread == self.thread else "in another thread"
                 raise ValueError(

@@ -141,7 +141,7 @@ class Scope(Verbs):
             return chain([first], rest)
         if isinstance(self.inputs, Iterator):
             raise ValueError("the inputs are an iterator, which can be read once: pass a list, or scope.probe(inputs)")
-        return batches(self.model, self.inputs, self.tokenizer)
+        return batches(self.model, self.inputs, self.tokenizer, self.modules if self._anatomy is not None else None)
 
     def keep_inputs(self) -> Self:
         """Reads the whole of an iterator into memory, for a verb that needs its inputs several times."""
@@ -187,10 +187,11 @@ class Scope(Verbs):
     def _was_exchanged(self) -> bool:
         """Whether a module of the model, or the forward of one, was exchanged, added or taken away since the anatomy
         was settled."""
-        return any(
-            module._modules != children or vars(module).get("forward") is not forward
-            for module, children, forward in self._settled
-        )
+        for module, children, forward in self._settled:  # a loop: of hundreds of modules, a call each costs more
+            own = module.__dict__
+            if own["_modules"] != children or own.get("forward") is not forward:
+                return True
+        return False
 
     @property
     def modules(self) -> list[nn.Module]:

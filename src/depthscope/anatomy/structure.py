@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 from torch import Tensor, nn
@@ -125,7 +126,15 @@ class BlockAnatomy:
         """The same, but for stations that no module shows."""
         return replace(self, spots={name: spot for name, spot in self.spots.items() if name not in stations})
 
-    @property
+    @cached_property
+    def by_spot(self) -> list[tuple[Spot, list[str]]]:
+        """Every spot once, with the stations that are seen there."""
+        found: dict[Spot, list[str]] = {}
+        for station, spot in self.spots.items():
+            found.setdefault(spot, []).append(station)
+        return list(found.items())
+
+    @cached_property
     def trunk(self) -> tuple[str, ...]:
         """The stations between which steps lead, in order."""
         return tuple(station for station in trunk_of(self.placement) if station in self.spots)

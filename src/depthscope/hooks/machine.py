@@ -114,9 +114,11 @@ class Machine:
         self._hooked: list[nn.Module] = []  # where hooks of this machine hang, or are about to
         self._hooks: dict[tuple[int, Side], _Hook] = {}  # by module, those that take further acts
         self._listeners: list[AttentionListener] = []
+        self._only_listens = all(isinstance(act, Listen) for act in acts)
         changed = [act.station for act in acts if isinstance(act, Change)]
         heard = [station for act in acts if isinstance(act, Listen) for station in act.stations]
-        for station in [*changed, *heard]:
+        self._stations = dict.fromkeys([*changed, *heard]).keys()
+        for station in self._stations:
             if station not in stations.ALL:
                 raise unknown_name("station", station, stations.ALL)
         for station in changed:
@@ -173,25 +175,23 @@ class Machine:
 
     def _attach(self, block: BlockAnatomy, place: int) -> None:
         self._hang(block.module, "in", partial(self._begin_block, block, place))
-        spots: dict[Spot, list[str]] = {}
-        for station, spot in block.spots.items():
-            spots.setdefault(spot, []).append(station)
-        for spot, here in spots.items():
+        spots = [(spot, here) for spot, here in block.by_spot if not self._stations.isdisjoint(here)]
+        for spot, here in spots:
             if spot.module is not block.module:
                 self._attach_spot(block, spot, here)
         # In pre-norm a module reads a copy of the trunk: what a change adds to the copy is added to the trunk too.
         changed = [act.station for act in self.acts if isinstance(act, Change)]
-        if any(reads_copy(block, station) for station in changed):
+        if changed and any(reads_copy(block, station) for station in changed):
             after = block.spots.get("after_cross_attention")
             if after is not None and "after_attention" in changed:
                 self._hang(after.module, "in", partial(self._add_carried, block, False), prepend=True)
             self._hang(block.module, "out", partial(self._add_carried, block, True))
         for side in ("in", "out"):
-            for spot, here in spots.items():
+            for spot, here in spots:
                 if spot.module is block.module and spot.side == side:
                     self._attach_spot(block, spot, here)
         for name, attention in (("attention", block.attention), ("cross_attention", block.cross_attention)):
-            if attention is not None and not all(isinstance(act, Listen) for act in self.acts):
+            if attention is not None and not self._only_listens:
                 self._hang(attention, "in", partial(self._enter_attention, block, name))
                 self._hang(attention, "out", lambda _output: setattr(self, "inside", None))
         self._hang(block.module, "out", partial(self._end_block, block))

@@ -107,8 +107,11 @@ def other_numbers(value: Tensor) -> Tensor:
 Tokenizer = Callable[..., Mapping[str, Any]]
 
 
-def batches(model: nn.Module, inputs: Any, tokenizer: Tokenizer | None = None) -> Iterator[Batch]:
-    """The calls to make. A list of strings is one batch; a pair inside an iterable is (inputs, targets)."""
+def batches(
+    model: nn.Module, inputs: Any, tokenizer: Tokenizer | None = None, modules: list[nn.Module] | None = None
+) -> Iterator[Batch]:
+    """The calls to make. A list of strings is one batch; a pair inside an iterable is (inputs, targets). `modules`:
+    all of the model's, where somebody has listed them already."""
     if isinstance(inputs, Tensor | Mapping | str) or _are_strings(inputs):
         inputs = [inputs]
     elif isinstance(inputs, tuple) and any(isinstance(item, Tensor) for item in inputs):
@@ -118,7 +121,7 @@ def batches(model: nn.Module, inputs: Any, tokenizer: Tokenizer | None = None) -
     elif not isinstance(inputs, Iterable):
         got = type(inputs).__name__
         raise TypeError(f"expected a tensor, a dict batch, strings, or an iterable of these, got {got}")
-    device = device_of(model)
+    device = device_of(model, modules)
     for item in inputs:
         is_pair = isinstance(item, list | tuple) and item and not _are_strings(item)
         yield _batch(model, item[0] if is_pair else item, tokenizer, device)

@@ -16,6 +16,7 @@ from depthscope.anatomy.trained import NormSizes, TrainingState
 from depthscope.naming import counted, sequences_of
 from depthscope.transfers import fetched
 
+_WIDE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # what most weights are stored in
 Place = tuple[int, str]  # block, station; (0, "output") is what enters block 1
 
 
@@ -73,8 +74,8 @@ def norms_of_weights(given: Iterable[Tensor]) -> list[Tensor]:
     """A few numbers, where the weights are, which are all finite only if all weights are."""
     alike: dict[Any, list[Tensor]] = {}
     for weights in given:
-        if (here := _that_can_be_asked(weights)) is not None:
-            plain = type(here) in (Tensor, nn.Parameter)
+        plain = type(weights) in (Tensor, nn.Parameter) and weights.dtype in _WIDE and not weights.is_meta
+        if (here := weights if plain else _that_can_be_asked(weights)) is not None:
             alike.setdefault((here.device, here.dtype) if plain else id(here), []).append(here)
     with torch.no_grad():
         return [
