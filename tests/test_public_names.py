@@ -2,6 +2,7 @@
 
 import doctest
 import inspect
+from typing import Any
 
 import pytest
 import torch
@@ -31,20 +32,32 @@ def test_an_example_does_what_it_says(name: str):
     assert not doctest.DocTestRunner().run(found[0], out=said.append).failed, "".join(said)
 
 
-VERBS = [
-    name for name, value in vars(depthscope.verbs.Verbs).items() if callable(value) and ">>>" in (value.__doc__ or "")
-]
+VERBS = [name for name in vars(depthscope.verbs.Verbs) if not name.startswith("_")]
 
 
-@pytest.mark.parametrize("name", VERBS)
-def test_the_example_of_a_verb_does_what_it_says(name: str, tmp_path):
+@pytest.mark.parametrize(
+    ("verb", "options"),
+    [
+        ("probe", {"measures": "token_similarity"}),
+        ("depth", {"skips": False}),
+        ("paths", {}),
+        ("spectra", {"whole": False}),
+        ("recommend", {"tau": 0.3}),
+        ("fix", {"tau": 0.3}),
+        ("skip_loss", {"loss": lambda output: output.square().mean()}),
+        ("capture", {"blocks": [2, 3]}),
+        ("ablate", {}),
+        ("watch", {"every": 1}),
+        ("apply", {}),
+        ("remove", {}),
+        ("report", {}),
+    ],
+)
+def test_a_verb_calls_its_function(verb: str, options: dict[str, Any], tmp_path):
     layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     scope = depthscope.Scope(torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), torch.randn(2, 5, 16))
-    names = {"scope": scope, "depthscope": depthscope, "torch": torch, "folder": tmp_path}
-    example = doctest.DocTestParser().get_doctest(getattr(depthscope.Scope, name).__doc__, names, name, None, 0)
-    said: list[str] = []
-    assert example.examples
-    assert not doctest.DocTestRunner().run(example, out=said.append).failed, "".join(said)
+    given = {"ablate": ["skips"], "apply": [depthscope.DeEscalate(0.3)], "report": [tmp_path]}.get(verb, [])
+    assert getattr(scope, verb)(*given, **options) is not None
 
 
 def test_a_verb_shows_the_options_of_its_function_but_for_what_a_scope_knows():

@@ -64,7 +64,7 @@ def _with_options_of(function: str) -> Callable[[F], F]:
 
 
 class Verbs:
-    """The methods of a `Scope`. In the examples `scope` is of a `torch.nn.TransformerEncoder` of 3 blocks."""
+    """The methods of a `Scope`. The functions have the options, and an example each."""
 
     def _for(self, inputs: Any = None) -> Scope:
         scope = cast("Scope", self)
@@ -72,65 +72,37 @@ class Verbs:
 
     @_with_options_of("probe")
     def probe(self, inputs: Any = None, **options: Any) -> Profile:
-        """Measures the model block by block: `depthscope.probe`, with its options.
-
-        >>> scope.probe(measures="token_similarity").depth
-        3
-        """
+        """Measures the model block by block: `depthscope.probe`, with its options."""
         return depthscope.probe(self._for(inputs), **options)
 
     @_with_options_of("depth_use")
     def depth(self, inputs: Any = None, **options: Any) -> DepthUse:
-        """How much of its depth the model uses: `depthscope.depth_use`, with its options.
-
-        >>> scope.depth(skips=False).depth
-        3
-        """
+        """How much of its depth the model uses: `depthscope.depth_use`, with its options."""
         return depthscope.depth_use(self._for(inputs), **options)
 
     @_with_options_of("paths")
     def paths(self, inputs: Any = None, **options: Any) -> PathShares:
-        """The last block's output by the length of the paths that led there: `depthscope.paths`, with its options.
-
-        >>> scope.paths().depth
-        3
-        """
+        """The last block's output by the length of the paths that led there: `depthscope.paths`, with its options."""
         return depthscope.paths(self._for(inputs), **options)
 
     @_with_options_of("spectra")
     def spectra(self, **options: Any) -> Spectra:
-        """The eigenvalues of W_V W_O, block by block: `depthscope.spectra`, with its options.
-
-        >>> scope.spectra(whole=False).depth
-        3
-        """
+        """The eigenvalues of W_V W_O, block by block: `depthscope.spectra`, with its options."""
         return depthscope.spectra(self._for(), **options)
 
     @_with_options_of("recommend")
     def recommend(self, inputs: Any = None, **options: Any) -> Recommendation:
-        """Which remedies, with which numbers: `depthscope.recommend`, with its options.
-
-        >>> scope.recommend(tau=0.3).remedies[0].name
-        'de-escalation'
-        """
+        """Which remedies, with which numbers: `depthscope.recommend`, with its options."""
         return depthscope.recommend(self._for(inputs), **options)
 
     @_with_options_of("fix")
     def fix(self, inputs: Any = None, **options: Any) -> Fixed:
-        """The model before and after its remedy: `depthscope.fix`, with its options.
-
-        >>> scope.fix(tau=0.3).after.depth
-        3
-        """
+        """The model before and after its remedy: `depthscope.fix`, with its options."""
         return depthscope.fix(self._for(inputs), **options)
 
     @_with_options_of("skip_loss")
     def skip_loss(self, inputs: Any = None, **options: Any) -> pd.DataFrame:
-        """What each block is worth to the loss: `depthscope.skip_loss`, with its options.
-
-        >>> len(scope.skip_loss(loss=lambda output: output.square().mean()))  # the whole, and without each block
-        4
-        """
+        """What each block is worth to the loss: `depthscope.skip_loss`, with its options."""
         return depthscope.skip_loss(self._for(inputs), **options)
 
     def capture(
@@ -139,61 +111,30 @@ class Verbs:
         blocks: int | Iterable[int] | None = None,
         inputs: Any = None,
     ) -> Captured:
-        """The tokens themselves, of all blocks or those of these numbers: `depthscope.capture`.
-
-        >>> scope.capture("output", blocks=[2, 3])["output", 3].shape
-        torch.Size([2, 5, 16])
-        """
+        """The tokens themselves, of all blocks or those of these numbers: `depthscope.capture`."""
         return depthscope.capture(self._for(inputs), stations=stations, numbers=blocks)
 
     def ablate(self, *what: str | int | Iterable[int]) -> AbstractContextManager[nn.Module]:
-        """The model without parts of its blocks, or without blocks: `depthscope.ablate`.
-
-        >>> with scope.ablate("skips"):
-        ...     without = scope.probe()
-        >>> without.metadata["without"]
-        ['skips']
-        """
+        """The model without parts of its blocks, or without blocks: `depthscope.ablate`."""
         return depthscope.ablate(self._for(), *what)
 
     @_with_options_of("watch")
     def watch(self, every: int = 50, **options: Any) -> Watch:
-        """Watches the model while it is trained: `depthscope.watch`, with its options.
-
-        >>> with scope.watch(every=1) as watch:
-        ...     _ = scope.model.train()(torch.randn(2, 5, 16))
-        >>> set(watch.records["step"])
-        {0}
-        """
+        """Watches the model while it is trained: `depthscope.watch`, with its options."""
         return depthscope.watch(self._for().original, every, **options, **self._for().hints)
 
     def apply(self, *remedies: Remedy) -> nn.Module:
-        """Puts remedies into the model, to stay: `depthscope.apply`.
-
-        >>> model = scope.apply(depthscope.DeEscalate(0.3))
-        """
+        """Puts remedies into the model, to stay: `depthscope.apply`."""
         return depthscope.apply(self._for(), *remedies)
 
     def remove(self) -> nn.Module:
-        """Takes all remedies out of the model: `depthscope.remove`.
-
-        >>> model = scope.remove()
-        """
+        """Takes all remedies out of the model: `depthscope.remove`."""
         return depthscope.remove(self._for())
 
     def restore(self, weights: Any = None) -> nn.Module:
-        """Puts the remedies back that the model's configuration records: `depthscope.restore`.
-
-        >>> scope.restore()  # nothing is recorded here
-        Traceback (most recent call last):
-        ValueError: the configuration of this TransformerEncoder records no remedies
-        """
+        """Puts the remedies back that the model's configuration records: `depthscope.restore`."""
         return depthscope.restore(self._for().model, weights)
 
     def report(self, target: str | os.PathLike[str], *things: Any, title: str = "") -> Path:
-        """Writes one page about these things, or a fresh profile: `depthscope.write_report`.
-
-        >>> scope.report(folder).name
-        'report.html'
-        """
-        return depthscope.write_report(target, *(things or (self.probe(measures="verdict"),)), title=title)
+        """Writes one page about these things, or a fresh profile: `depthscope.write_report`."""
+        return depthscope.write_report(target, *(things or (self.probe(),)), title=title)
