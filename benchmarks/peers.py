@@ -128,8 +128,7 @@ def hidden_states(model: nn.Module, inputs: dict[str, Tensor]) -> Numbers:
 def ours(model: nn.Module, inputs: dict[str, Tensor]) -> Numbers:
     from depthscope import probe
 
-    frame = probe(model, inputs).frame
-    frame = frame[frame["station"] == "output"]
+    frame = probe(model, inputs, stations="output").frame
     tables = {
         name: rows.pivot(index="block", columns="sample", values="value") for name, rows in frame.groupby("measure")
     }

@@ -37,6 +37,7 @@ from depthscope.models import BlockConfig, Encoder, VisionTransformer, pre_norm
 from depthscope.probing import probe
 
 ROUNDS = 9
+LIGHT: dict[str, Any] = {"measures": "light", "stations": "output"}  # what was timed before there was a verdict
 
 
 def bert() -> tuple[nn.Module, torch.Tensor]:
@@ -123,16 +124,16 @@ def show(name: str, model: nn.Module, inputs: Any, rounds: int, targets: dict[st
 
     scope = Scope(model, inputs)
     calls: dict[str, Callable[[], object]] = {
-        "output": partial(scope.probe, measures="default"),
-        "trunk": partial(scope.probe, measures="default", stations="trunk"),
+        "output": partial(scope.probe, **LIGHT),
+        "trunk": partial(scope.probe, measures="light", stations="trunk"),
         "naive loop": partial(naive, model, plain),
-        "first probe, without a scope": partial(probe, model, inputs, measures="default"),
+        "first probe, without a scope": partial(probe, model, inputs, **LIGHT),
     }
     torch.set_num_threads(1)
     with torch.no_grad():
         base, found = compare(plain, calls, rounds)
         counts = {title: operations(call) - operations(plain) for title, call in calls.items()}
-        profile = scope.probe(measures="default")
+        profile = scope.probe(**LIGHT)
     print(f"{name}: plain {base} ms, {rounds} rounds")
     for title, (ratio, added) in found.items():
         asked = (targets or {}).get(title)
@@ -178,7 +179,7 @@ def show_growth() -> None:
     for what, depth, tokens, width in cases:
         model, x = Encoder(depth, BlockConfig(width, 4)).eval(), torch.randn(4, tokens, width)
         with torch.no_grad():
-            base, found = compare(partial(model, x), {"probe": partial(probe, model, x, measures="default")}, rounds=9)
+            base, found = compare(partial(model, x), {"probe": partial(probe, model, x, **LIGHT)}, rounds=9)
         ratio, added = found["probe"]
         print(
             f"{what:<7} {depth:>3} blocks, 4 × {tokens:>4} tokens, width {width:>3}: plain {base.median:7.1f} ms, "
@@ -188,15 +189,11 @@ def show_growth() -> None:
 
 def compare_spectral() -> None:
     names = [
-        name
-        for name in list_measures("spectral")
-        if name not in list_measures("default") and not name.startswith("sink")
+        name for name in list_measures("spectral") if name not in list_measures("light") and not name.startswith("sink")
     ]
     for title, make in MODELS.items():
         model, inputs = make()
-        calls = {
-            name: lambda name=name, model=model, inputs=inputs: probe(model, inputs, measures=[name]) for name in names
-        }
+        calls = {name: partial(probe, model, inputs, measures=[name], stations="output") for name in names}
         with torch.no_grad():
             for name, ratio in ratios(lambda model=model, inputs=inputs: model(inputs), calls, rounds=1).items():
                 print(f"{title:<30} {name:<20} {ratio:6.2f} × plain")
@@ -230,7 +227,7 @@ def peak(mode: str, depth: int) -> None:
     model, inputs = AlbertModel(config).eval(), torch.randint(30_000, (32, 128))
     with torch.no_grad():
         if mode == "probe":
-            probe(model, inputs, measures="default")
+            probe(model, inputs, **LIGHT)
         elif mode == "hidden":
             for state in model(inputs, output_hidden_states=True).hidden_states:
                 tokens = m.TokenMatrix(state)

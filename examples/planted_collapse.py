@@ -58,7 +58,7 @@ def profiles() -> dict[str, Profile]:
     with_sink = torch.randn(2, 128, WIDTH, generator=generator) + torch.randn(2, 1, WIDTH, generator=generator)
     with_sink[:, 0] *= 100
     behind_a_sink = nn.Sequential(*(BehindASink(layer) for layer in collapsing(axis=1)))
-    measures = ["default", "effective_rank"]
+    measures = ["light", "effective_rank"]
     return {
         "tokens collapse": probe(collapsing(axis=1), tokens, measures=measures),
         "sequences collapse": probe(collapsing(axis=0), tokens, measures=measures, token_axis=1),

@@ -77,12 +77,13 @@ def test_a_scope_is_settled_with_two_transfers(make: Callable[[int], nn.Module],
 @pytest.mark.parametrize(
     "options",
     [{}, {"stations": "trunk"}, {"stations": "all", "exclude_tokens": [0]}, {"gradients": True}],
-    ids=["default", "trunk", "without outliers", "gradients"],
+    ids=["light", "trunk", "without outliers", "gradients"],
 )
 def test_a_device_is_asked_once_for_a_pass_however_deep(
     make: Callable[[int], nn.Module], inputs: Any, blocks: int, options: dict[str, Any]
 ):
     plain, other = on_both(make, inputs, blocks)
+    options = {"measures": "light", **options}  # those of a verdict ask on the way: see the next test
     with pretended() as transfers:
         found = other.probe(**options)
         passes = 2 if "gradients" in options else 1  # a pass of its own

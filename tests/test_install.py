@@ -181,7 +181,7 @@ from depthscope.remedies import DeEscalate
 
 
 def similarity_at_the_end(model: nn.Module, tokens: torch.Tensor) -> float:
-    profile = depthscope.probe(model, tokens, measures="default")
+    profile = depthscope.probe(model, tokens, measures="light")
     if depthscope.diagnose(profile).verdict == "collapsed":
         depthscope.apply(model, DeEscalate(tau=0.5))
     curve: list[float] = profile.curve("token_similarity")

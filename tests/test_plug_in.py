@@ -81,7 +81,7 @@ def run(installed: dict[str, str], *command: str, code: int = 0) -> subprocess.C
 def test_the_command_line_knows_the_measure_and_the_family(installed):
     model = "example_plug_in.models:make"
     found = json.loads(
-        run(installed, "-m", "depthscope", "probe", model, "--json", "--measures", "token_spread,default").stdout
+        run(installed, "-m", "depthscope", "probe", model, "--json", "--measures", "token_spread,light").stdout
     )
     assert found["metadata"]["family"] == "soft"
     assert found["metadata"]["placement"] == "pre"
@@ -92,7 +92,7 @@ def test_the_command_line_knows_the_measure_and_the_family(installed):
 
 def test_the_chart_is_on_the_page(installed, tmp_path: Path):
     model = "example_plug_in.models:make"
-    run(installed, "-m", "depthscope", "probe", model, "--measures", "token_spread,default", "--out", str(tmp_path))
+    run(installed, "-m", "depthscope", "probe", model, "--measures", "token_spread,light", "--out", str(tmp_path))
     assert "How unequal the tokens are" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 

@@ -50,11 +50,11 @@ def test_every_measure_is_named():
     """All that a probe can take, each in a row of a table with its group, and all public functions."""
     from depthscope import measures
 
-    letters = {"default": "D", "verdict": "V", "spectral": "S", "all": "A"}  # a row names the smallest groups
+    letters = {"light": "L", "verdict": "V", "spectral": "S", "all": "A"}  # a row names the smallest groups
     for name, measure in measures.MEASURES.items():
-        (row,) = re.findall(rf"^\| `{name}`.*\| ([DVSA, ]+) \|$", MEASURES, flags=re.MULTILINE)
+        (row,) = re.findall(rf"^\| `{name}`.*\| ([LVSA, ]+) \|$", MEASURES, flags=re.MULTILINE)
         smallest = [group for group in measure.groups if group != "all"] or ["all"]
-        smallest = ["default"] if "default" in smallest else smallest
+        smallest = ["light"] if "light" in smallest else smallest
         assert row.split(", ") == [letters[group] for group in smallest], name
     inner = {"choose_measures", "list_measures", "only_at_outputs"}  # these choose among the measures
     functions = {name for name in measures.__all__ if name.islower()} - inner

@@ -52,7 +52,7 @@ def on(model: nn.Module, batch: dict[str, Tensor], mask: int | None, causal: boo
         batch, wanted = masked(batch, mask)
         loss = partial(of_hidden, wanted)
     scope = depthscope.Scope(model, batch, causal=causal)
-    profile = scope.probe(measures="verdict")
+    profile = scope.probe(stations="output")
     use = scope.depth(loss=loss, linear=False)
     said = depthscope.diagnose(profile).to_dict()
     frame = profile.frame[profile.frame["station"] == "output"]

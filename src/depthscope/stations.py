@@ -79,12 +79,12 @@ def trunk_of(placement: Placement | None) -> tuple[str, ...]:
 
 
 def choose_stations(stations: str | Sequence[str]) -> frozenset[str]:
-    """The names that a group stands for ("trunk", "all"), a name, or a list of names and groups."""
-    groups = {"trunk": TRUNK, "all": ALL}
+    """The names of a group ("verdict", what `diagnose` reads; "trunk", "all"), of a name, or of a list of both."""
+    groups = {"verdict": (*TRUNK, "attention_input"), "trunk": TRUNK, "all": ALL}
     chosen: set[str] = set()
     for name in as_names(stations, "stations"):
         if name not in groups and name not in ALL:
-            raise unknown_name("station", name, ALL, expected="'trunk', 'all', or names of")
+            raise unknown_name("station", name, ALL, expected="'verdict', 'trunk', 'all', or names of")
         chosen.update(groups.get(name, (name,)))
     if not chosen:
         raise ValueError("expected at least one station, got an empty list")

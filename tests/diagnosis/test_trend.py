@@ -103,7 +103,7 @@ def test_the_steps_add_up_to_the_whole(options):
     whole = log_odds(profile)
     assert sum(growth.values()) == pytest.approx(whole[4] - whole[0])
     assert set(growth) == ({"attention", "FFN"} if options else {"attention", "norm", "FFN"})
-    outputs = probe(model, torch.randn(2, 16, 32, generator=seeded(1)))
+    outputs = probe(model, torch.randn(2, 16, 32, generator=seeded(1)), stations="output")
     assert step_growth(outputs, "token_similarity", ("", 0, 4)) is None
 
 

@@ -95,7 +95,7 @@ def test_the_next_model_of_a_known_structure_needs_no_file(name: str):
     model = build(name)
     assert anatomy_of(model).family == "unknown"
     assert not any(INNER & block.spots.keys() for block in anatomy_of(model).blocks)  # nothing is believed untried
-    profile = depthscope.probe(model, {"input_ids": IDS}, stations="all", measures=["default", "branch_ratio"])
+    profile = depthscope.probe(model, {"input_ids": IDS}, stations="all", measures=["light", "branch_ratio"])
     assert profile.metadata["placement"] == OTHERS[name][0]
     assert set(profile.frame["station"]) >= INNER
     assert "every addition was seen to hold" in " ".join(profile.metadata["notes"])

@@ -97,7 +97,7 @@ def test_a_record_that_cannot_be_right_is_refused(measure: Measure, message: str
 def test_a_result_of_the_wrong_shape_is_refused(register, of: str, compute, expected: str):
     register(Measure("odd", of, compute))
     with pytest.raises(ValueError, match=f"the measure 'odd' {expected}" if "must" in expected else expected):
-        probe(*model_and_tokens(), measures=["odd"])
+        probe(*model_and_tokens(), measures="odd", stations="output")
 
 
 def test_what_one_head_measure_computed_from_more_is_not_read_by_another(register):
@@ -111,12 +111,12 @@ def test_what_one_head_measure_computed_from_more_is_not_read_by_another(registe
 
 
 def test_groups_contain_each_other():
-    names = [set(list_measures(name)) for name in ("default", "spectral", "all")]
+    names = [set(list_measures(name)) for name in ("light", "spectral", "all")]
     assert names[0] < names[1] < names[2] == set(MEASURES)
     assert names[0] < set(list_measures("verdict")) < names[2]
     assert only_at_outputs("verdict") == set(list_measures("verdict")) - names[0]
-    assert only_at_outputs("default") == frozenset()
-    assert choose_measures(["default", "delta", "token_similarity"]) == (*list_measures("default"), "delta")
+    assert only_at_outputs("light") == frozenset()
+    assert choose_measures(["light", "delta", "token_similarity"]) == (*list_measures("light"), "delta")
 
 
 def test_every_record_computes_what_the_function_of_its_name_does():

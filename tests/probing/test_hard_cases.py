@@ -192,8 +192,8 @@ def test_gradients_of_the_default_loss_ignore_padding_and_the_rest_of_the_batch(
 def test_excluded_positions_are_counted_among_the_real_tokens():
     model, _ = make("llama")
     left = {"input_ids": IDS.flip(1), "attention_mask": MASK.flip(1)}
-    padded = probe(model, left, measures="default", exclude_tokens=[0]).frame.query("sample == 1 and block == 0")
-    alone = probe(model, IDS.flip(1)[1:, 3:], measures="default", exclude_tokens=[0]).frame.query("block == 0")
+    padded = probe(model, left, measures="light", exclude_tokens=[0]).frame.query("sample == 1 and block == 0")
+    alone = probe(model, IDS.flip(1)[1:, 3:], measures="light", exclude_tokens=[0]).frame.query("block == 0")
     np.testing.assert_allclose(padded["value"], alone["value"], rtol=1e-5)
     with pytest.raises(ValueError, match="cannot exclude token 500: the sequences have 7 tokens"):
         probe(model, left, exclude_tokens=[500])

@@ -216,7 +216,7 @@ def test_blocks_that_do_nothing_turn_nothing():
     for projection in (idle.attn.c_proj, idle.mlp.c_proj):
         nn.init.zeros_(projection.weight)
         nn.init.zeros_(projection.bias)
-    profile = probe(model, IDS, measures=["default", "branch_ratio"])
+    profile = probe(model, IDS, measures=["light", "branch_ratio"])
     assert profile.curve("angular_distance")[2] == 0
     assert profile.curve("branch_ratio", "attention_branch")[2] == 0
     assert profile.curve("angular_distance")[1] > 1e-3

@@ -30,7 +30,7 @@ def values(profile, measure: str, block: int, station: str = "output") -> np.nda
 @pytest.mark.parametrize("name", HAS_HIDDEN_STATES)
 def test_equals_a_loop_over_the_hidden_states(name: str):
     model, inputs = make(name)
-    profile = probe(model, inputs, measures=["default", "effective_rank"])
+    profile = probe(model, inputs, measures=["light", "effective_rank"])
     batch = inputs if isinstance(inputs, dict) else {"pixel_values": inputs}
     mask = batch.get("attention_mask")
     with torch.no_grad():
@@ -161,7 +161,7 @@ def test_branch_ratio_is_the_branch_over_the_trunk():
 
 def test_inputs_of_every_kind():
     model, batch = make("bert")
-    light = partial(probe, measures="default")  # the others have numbers of a whole batch
+    light = partial(probe, measures="light")  # the others have numbers of a whole batch
     whole = light(model, batch).frame
     pieces = light(model, ({k: v[i : i + 1] for k, v in batch.items()} for i in range(2))).frame
     merged = whole.merge(pieces, on=["block", "station", "head", "measure", "sample"])
@@ -288,7 +288,7 @@ def test_the_anatomy_is_not_changed_by_a_probe():
 @pytest.mark.parametrize("name", ["mamba", "mamba2", "falcon-mamba"])
 def test_state_space_models_are_measured_and_have_no_attention(name: str):
     model, inputs = make(name)
-    profile = probe(model, inputs, measures=["default", "spectral"], stations="all")
+    profile = probe(model, inputs, measures=["light", "spectral"], stations="all")
     with torch.no_grad():
         states = model.eval()(**inputs, output_hidden_states=True).hidden_states  # what leaves each block, and a norm
     for block, state in enumerate(states[:-1], start=1):

@@ -73,7 +73,7 @@ def stand_in(kind: type[StandIn] = StandIn, **mode: Any) -> StandIn:
 
 
 def last_block(model: nn.Module, inputs: Any) -> list[float]:
-    frame = probe(model, inputs, measures=["token_similarity"]).frame
+    frame = probe(model, inputs, measures="token_similarity", stations="output").frame
     return frame.loc[frame["block"] == frame["block"].max(), "value"].tolist()
 
 

@@ -162,7 +162,7 @@ def test_towers_of_other_batch_sizes_keep_their_samples_apart(batches: int):
     model, _ = make("clip")
     images = torch.cat([IMAGES, IMAGES[:1].flip(-1)])
     batch = {"pixel_values": images, "input_ids": IDS, "attention_mask": MASK}
-    profile = probe(model, [batch] * batches, measures=["default", "escalation_rate"], stations="trunk")
+    profile = probe(model, [batch] * batches, measures=["light", "escalation_rate"], stations="trunk")
     towers = profile.metadata["towers"]
     assert [towers[part]["samples"] for part in ("vision", "text")] == [3 * batches, 2 * batches]
     rows = profile.frame.query("measure == 'token_similarity' and station == 'output'")

@@ -62,7 +62,7 @@ def test_training_is_bitwise_the_same(name: str):
         torch.manual_seed(5)  # of dropout
         state = state_of(model)
         if watched:
-            with depthscope.watch(model, every=2, measures="default", stations="trunk") as watch:
+            with depthscope.watch(model, every=2, measures="light", stations="trunk") as watch:
                 losses = train(model, inputs, 5)
             assert steps_of(watch) == [0, 2, 4]
             assert state_of(model)["hooks"] == state["hooks"]
@@ -99,7 +99,7 @@ def test_gradients_are_not_disturbed_on_a_watched_step():
     gradients = []
     for every in (1, 10**6):
         model = encoder()
-        with depthscope.watch(model, every, measures="default", stations="all") as watch:
+        with depthscope.watch(model, every, measures="light", stations="all") as watch:
             watch.step(1)  # watched by the first only
             model(TOKENS, mask=MASK).square().sum().backward()
         gradients.append([p.grad for p in model.parameters()])
@@ -117,7 +117,7 @@ def test_nothing_of_the_tokens_size_is_kept():
     passed: list[weakref.ref[Tensor]] = []
     for block in model.blocks:
         block.register_forward_hook(lambda _m, _i, output: passed.append(weakref.ref(output)))
-    with depthscope.watch(model, 1, measures="default", stations="trunk") as watch:
+    with depthscope.watch(model, 1, measures="light", stations="trunk") as watch:
         before = large_tensors()
         model(TOKENS)
         assert large_tensors() == before

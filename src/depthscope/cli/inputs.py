@@ -148,7 +148,7 @@ def _require_pass(model: nn.Module, options: ModelOptions, batch: int, tokens: i
     if tokens > _LONGEST_ATTENTION and (swept := [name for name in chosen if MEASURES[name].of == "attention"]):
         raise ValueError(
             f"expected at most {_LONGEST_ATTENTION} tokens for {swept[0]} and other measures of attention, whose "
-            f"time grows with the square of the tokens, got --tokens {tokens}: give fewer, or --measures default"
+            f"time grows with the square of the tokens, got --tokens {tokens}: give fewer, or --measures light"
         )
 
 

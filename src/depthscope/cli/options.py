@@ -49,7 +49,7 @@ def _measures(text: str) -> str | list[str]:
 def _stations(text: str) -> str | list[str]:
     """A group by its name, or a list; `output`, which every summary reads, is always there."""
     found = names("--stations", text)
-    is_group = len(found) == 1 and found[0] in ("output", "trunk", "all")
+    is_group = len(found) == 1 and found[0] in ("output", "trunk", "verdict", "all")
     return found[0] if is_group else list(dict.fromkeys([*found, "output"]))
 
 
@@ -69,8 +69,8 @@ def _parts(text: str) -> tuple[str, ...]:
 _ARGUMENT = typer.Argument(
     metavar="MODEL",
     autocompletion=completion.models,
-    help="A family with random weights (bert, gpt2, vit, llama, encoder, …), hf:NAME_OR_FOLDER, or module:factory, a "
-    "function in your code that returns (model, inputs).",
+    help="A family with random weights (bert, gpt2, vit, llama, encoder, …), hf:NAME_OR_FOLDER, module:factory, a "
+    "function in your code that returns (model, inputs), or (probe) states:FOLDER, hidden states that were saved.",
 )
 
 
@@ -142,15 +142,14 @@ class ProbeOptions(ModelOptions):
     """What a user asks of `depthscope probe`."""
 
     measures: Any = _option(
-        "NAMES", "verdict (what it asks for), default, spectral, all, or names.", default="verdict", parser=_measures
+        "NAMES", "verdict (what it asks for), light, spectral, all, or names.", default="verdict", parser=_measures
     )
     stations: Any = _option(
         "NAMES",
-        "output, trunk, all, or names with commas (output is added).",
+        "verdict (trunk,attention_input), output, trunk, all, or names with commas (output is added).",
         _MEASURED,
-        "trunk,attention_input",
+        "verdict",
         parser=_stations,
-        show_default="trunk,attention_input",
     )
     exclude_tokens: Any = _option("TOKENS", "Tokens to leave out: indices such as 0,1.", _MEASURED, parser=_tokens)
     without: Any = _option(

@@ -132,7 +132,7 @@ def fix(
         raise ValueError("the model has remedies already: depthscope.remove(model) takes them out")
 
     def measured(what: str) -> Profile:
-        found = probe(scope, measures="verdict", progress=progress(what))
+        found = probe(scope, stations="output", progress=progress(what))
         found.metadata.update(about or {})
         return found
 
@@ -204,7 +204,8 @@ def _tried(scope: Scope, facts: Facts, progress: Tick | None) -> Iterator[Choice
             continue
         try:
             with temporarily(first, *choice.remedies):
-                curve = probe(first, measures=["token_similarity"]).curve("token_similarity", part=facts.span[0])
+                found = probe(first, measures="token_similarity", stations="output")
+                curve = found.curve("token_similarity", part=facts.span[0])
         except ValueError:
             continue  # the model does not show what the remedy changes
         yield replace(choice, similarity=float(curve[-1]))

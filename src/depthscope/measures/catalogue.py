@@ -53,11 +53,12 @@ from depthscope.naming import as_names, unknown_name
 from depthscope.registry import Registry
 
 Kind = Literal["station", "tokens", "batch", "step", "block", "branch", "attention"]
-Group = Literal["default", "verdict", "spectral", "all"]
-# "default" is the light set, O(nd), which `watch` takes; "verdict", which a probe takes, adds what `diagnose` asks for;
+Group = Literal["light", "verdict", "spectral", "all"]
+# "light" is O(nd); "verdict", which a probe takes, adds what `diagnose` asks for;
 # "spectral" adds ranks and attention.
-GROUP_NAMES: tuple[Group, ...] = ("default", "verdict", "spectral", "all")
-_DEFAULT: tuple[Group, ...] = ("default", "verdict", "spectral", "all")
+GROUP_NAMES: tuple[Group, ...] = ("light", "verdict", "spectral", "all")
+_OLD_NAMES = {"default": "light"}  # as measures of plug-ins may still have it in their groups
+_LIGHT: tuple[Group, ...] = ("light", "verdict", "spectral", "all")
 _VERDICT: tuple[Group, ...] = ("verdict", "all")
 _RANK: tuple[Group, ...] = ("spectral", "all")
 # Rows that `probe(gradients=True)` adds.
@@ -87,6 +88,9 @@ class Measure:
     is_name: bool = False  # the number of something: it has no mean, and is not drawn
     crosses: bool = False  # attention: also of cross-attention, (batch, n, m)
     incomplete: bool = False  # attention: also where rows sum to less than 1, beside a sink that is no token
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "groups", tuple(_OLD_NAMES.get(group, group) for group in self.groups))
 
 
 def _check(measure: Measure) -> None:
@@ -157,7 +161,7 @@ def _omega_and_mu(head: HeadInput) -> tuple[Tensor, Mu]:
 
 
 def _station(name: str, compute: Callable[..., Tensor], *needs: str, **fields: object) -> Measure:
-    return Measure(name, "station", compute, frozenset(needs), **{"groups": _DEFAULT, **fields})  # type: ignore[arg-type]
+    return Measure(name, "station", compute, frozenset(needs), **{"groups": _LIGHT, **fields})  # type: ignore[arg-type]
 
 
 def _head(name: str, compute: Callable[[HeadInput], Tensor | Bounded], *needs: str, **fields: object) -> Measure:
@@ -178,10 +182,10 @@ _OURS = (
         is_share=True,
     ),
     _station("frobenius_norm", lambda s: s.norms.norm, "norms"),
-    Measure("growth_mean", "step", lambda before, after: growth(before, after).mean, groups=_DEFAULT),
-    Measure("growth_diversity", "step", lambda before, after: growth(before, after).diversity, groups=_DEFAULT),
-    Measure("escalation_rate", "step", escalation_rate, groups=_DEFAULT),
-    Measure("angular_distance", "block", half_turns, groups=_DEFAULT),
+    Measure("growth_mean", "step", lambda before, after: growth(before, after).mean, groups=_LIGHT),
+    Measure("growth_diversity", "step", lambda before, after: growth(before, after).diversity, groups=_LIGHT),
+    Measure("escalation_rate", "step", escalation_rate, groups=_LIGHT),
+    Measure("angular_distance", "block", half_turns, groups=_LIGHT),
     Measure("branch_ratio", "branch", lambda trunk, branch: branch.norm / trunk.norm, groups=_RANK),
     Measure("effective_rank", "tokens", effective_rank, groups=("verdict", "spectral", "all")),
     Measure("ordinary_rank", "tokens", ordinary_rank, groups=("verdict", "spectral", "all")),
@@ -211,16 +215,17 @@ def list_measures(group: Group = "all") -> tuple[str, ...]:
     """The measures that a probe can take.
 
     Args:
-        group: "default", "verdict", "spectral", "all", …
+        group: "light", "verdict", "spectral", "all", …
 
     Returns:
         Their names, in the order of the catalogue.
 
     Example:
         >>> import depthscope
-        >>> depthscope.list_measures("default")[0]
+        >>> depthscope.list_measures("light")[0]
         'token_similarity'
     """
+    group = _OLD_NAMES.get(group, group)
     return tuple(measure.name for measure in MEASURES.values() if group in measure.groups)
 
 
@@ -229,7 +234,7 @@ def choose_measures(measures: str | Sequence[str]) -> tuple[str, ...]:
     wanted = as_names(measures, "measures")
     chosen: dict[str, None] = {}
     for name in wanted:
-        if name in GROUP_NAMES:
+        if name in GROUP_NAMES or name in _OLD_NAMES:
             chosen.update(dict.fromkeys(list_measures(name)))  # type: ignore[arg-type]
         elif name in MEASURES:
             chosen[name] = None
@@ -249,4 +254,4 @@ def only_at_outputs(measures: str | Sequence[str]) -> frozenset[str]:
     if "verdict" not in wanted:
         return frozenset()
     beside = [name for name in wanted if name != "verdict"]
-    return frozenset(list_measures("verdict")) - frozenset(choose_measures(["default", *beside]))
+    return frozenset(list_measures("verdict")) - frozenset(choose_measures(["light", *beside]))

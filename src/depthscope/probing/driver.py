@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from depthscope import stations as at
 from depthscope import walking
+from depthscope.anatomy import Anatomy
 from depthscope.anatomy.trained import norms_of_blocks
 from depthscope.discovery import Hints, hidden_tokens_reach_others
 from depthscope.hooks import Ablation, Head, Listen, ListenToAttention, Machine, Visit, full_precision, open_ablation
@@ -40,7 +41,7 @@ def probe(
     inputs: Any = None,
     *,
     measures: str | Sequence[str] = "verdict",
-    stations: str | Sequence[str] = "output",
+    stations: str | Sequence[str] = "verdict",
     exclude_tokens: Sequence[int] | None = None,
     gradients: bool | Literal["outputs"] = False,
     loss: Loss | None = None,
@@ -55,9 +56,9 @@ def probe(
         model: any model that holds Transformer blocks, or a `Scope` of it.
         inputs: a tensor, a dict batch, strings (with `tokenizer`), or an iterable of these.
         measures: "verdict" (what `diagnose` asks for, as on the command line; ranks and the split of the energy are
-            taken at outputs alone), "default" (the light ones alone, O(nd)), "spectral" (adds ranks and attention),
-            "all", or names.
-        stations: "output", "trunk", "all", or names.
+            taken at outputs alone), "light" (O(nd)), "spectral" (adds ranks and attention), "all", or names.
+        stations: "verdict" (what `diagnose` reads: the trunk, and what attention reads), "output", "trunk", "all", or
+            names.
         exclude_tokens: positions among the real tokens of each sequence, negative ones from its end.
         gradients: adds the gradient norm per block, also split by what the weights are for (queries_keys_gradient,
             values_output_gradient, ffn_gradient, norms_gradient, other_gradient); with "outputs" that of the blocks'
@@ -89,7 +90,7 @@ def probe(
     measurement = Measurement(
         names, wanted, excluded, only_at_outputs(measures), entrances=True, outliers=scope.has_outliers
     )
-    passes = _Passes(scope, measurement, progress)
+    passes = _Passes(scope, anatomy, measurement, progress)
     of_gradients, of_loss = [], LossOfGradients(loss)
     roles = Roles(anatomy) if gradients and gradients != "outputs" else None
     surgery = Ablation(scope.model, anatomy, parts) if parts else open_ablation(scope.modules)
@@ -120,9 +121,9 @@ def probe(
 class _Passes:
     """Runs the batches through the model with everything attached, and remembers what was there."""
 
-    def __init__(self, scope: Scope, measurement: Measurement, progress: Tick | None):
+    def __init__(self, scope: Scope, anatomy: Anatomy, measurement: Measurement, progress: Tick | None):
         self.scope, self.measurement, self.progress = scope, measurement, progress
-        self.model, self.anatomy = scope.model, scope.anatomy
+        self.model, self.anatomy = scope.model, anatomy
         self.samples = self.batch_size = self.depth = self.past = 0
         self.is_masked = self.leaks_through_mask = False
         self.towers: dict[str, dict[str, Any]] = {}  # what is true of each part, in the order in which they ran
@@ -249,11 +250,11 @@ class _Passes:
             "causal": self.causality.causal,
             "causal_by": self.causality.by,
             "right_to_left": anatomy.right_to_left,
-            "parameters": sum(parameter.numel() for parameter in weights),
+            "parameters": sum([parameter.numel() for parameter in weights]),
             "weights": self.weights.state,
             "weights_not_finite": self.weights.not_finite(outputs=bool(measurement.not_finite)),
             "dtype": self.dtype,
-            "device": str(device_of(model, weights)),
+            "device": str(device_of(model, self.scope.modules)),
             "attention_implementation": getattr(config, "_attn_implementation", None),
             **of_measurement(measurement),
         }

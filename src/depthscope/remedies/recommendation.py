@@ -157,7 +157,7 @@ def recommend(
     if anatomy.right_to_left:
         raise ValueError(f"no de-escalation for {type(scope.model).__name__}: {RIGHT_TO_LEFT}")
     options = scope.apply_hints
-    profile = probe(first, measures=["token_similarity", "outliers"])
+    profile = probe(first, measures=["token_similarity", "outliers"], stations="output")
     if len(profile.metadata["not_finite"]) == profile.metadata["samples"]:
         raise ValueError(f"expected sequences that stay finite, got {profile.metadata['notes'][0]}")
     part = most_alike(profile)
@@ -189,7 +189,8 @@ def recommend(
 
     def similarity(tau: float, alpha: float | None = None) -> float:
         with temporarily(first, *remedies(tau, alpha)):
-            return probe(first, measures=["token_similarity"]).curve("token_similarity", part=part)[-1]
+            profile = probe(first, measures="token_similarity", stations="output")
+            return profile.curve("token_similarity", part=part)[-1]
 
     found, held = held_by(similarity, odds, found, level)
     growth: dict[float, float] = {}
@@ -200,7 +201,7 @@ def recommend(
 
         def growth_with(weight: float) -> float:
             with temporarily(few, *remedies(found, None if weight == 1 else weight)):
-                profile = probe(few, measures=["token_similarity"], gradients="outputs")
+                profile = probe(few, measures="token_similarity", stations="output", gradients="outputs")
             if progress is not None:
                 progress()
             return gradient_growth(profile, part)

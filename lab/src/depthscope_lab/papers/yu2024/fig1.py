@@ -61,9 +61,9 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
             few = as_batch(ids[: config.gradient_samples])
             runs.append(("text", few, MEASURES[:1], {"gradients": True}))
         for name, batch, measures, options in runs:
-            frame = probe(model, batch, measures=measures, progress=advance, **options).frame
+            frame = probe(model, batch, measures=measures, stations="output", progress=advance, **options).frame
             kept = frame["measure"].isin(["weight_gradient"] if options else measures)
-            frame = frame[(frame["station"] == "output") & kept].assign(family=family, input=name)
+            frame = frame[kept].assign(family=family, input=name)
             frames.append(frame[["family", "input", "block", "sample", "measure", "value"]])
         del model  # 100 blocks of BERT are 2.8 GB: gone before the next model comes
         gc.collect()
