@@ -57,7 +57,7 @@ Group = Literal["light", "verdict", "spectral", "all"]
 # "light" is O(nd); "verdict", which a probe takes, adds what `diagnose` asks for;
 # "spectral" adds ranks and attention.
 GROUP_NAMES: tuple[Group, ...] = ("light", "verdict", "spectral", "all")
-_OLD_NAMES = {"default": "light"}  # as measures of plug-ins may still have it in their groups
+_OLD_NAMES: dict[str, Group] = {"default": "light"}  # as measures of plug-ins may still have it in their groups
 _LIGHT: tuple[Group, ...] = ("light", "verdict", "spectral", "all")
 _VERDICT: tuple[Group, ...] = ("verdict", "all")
 _RANK: tuple[Group, ...] = ("spectral", "all")
