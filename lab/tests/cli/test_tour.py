@@ -33,7 +33,7 @@ def test_a_chapter_is_told_of_a_signal_and_saves_what_it_has(
     chapter.write_text(CHAPTER.format(python=sys.executable, began=str(began), saved=str(saved)))
     chapter.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(chapter))
-    monkeypatch.setattr(tours, "chapters", lambda _quick: [tours.Chapter("one", "", "demo")] * 2)
+    monkeypatch.setattr(tours, "chapters", lambda _quick: [("one", "", "demo", "")] * 2)
 
     waits = threading.Event()
 

@@ -12,7 +12,7 @@ from sklearn.metrics import balanced_accuracy_score
 import depthscope
 from depthscope.remedies import DeEscalate, ResidualWeight
 from depthscope_lab.papers.deep import phase
-from depthscope_lab.papers.deep.phase import PRESCRIBED, Lines, balanced_accuracy, claims, fitted
+from depthscope_lab.papers.deep.phase import balanced_accuracy, claims, fitted, inside
 from depthscope_lab.training.data.order import batch_indices
 from depthscope_lab.training.kept import plain as plain_data
 
@@ -70,20 +70,19 @@ def made_up(depth: int, least: float = 1e-3, most: float = 1e4) -> pd.DataFrame:
     return cells
 
 
-def judged(lines: Lines, cells: pd.DataFrame) -> pd.DataFrame:
-    cells = cells.assign(map="judged", expected=lines.inside(cells))
-    cells["prescribed"] = PRESCRIBED.inside(cells)
-    cells["least_diversity"], cells["most_growth"] = lines.diversity, lines.growth
-    return pd.concat([cells.assign(wiring=wiring) for wiring in ("post", "pre")], ignore_index=True)
+def judged(lines: tuple[float, float], cells: pd.DataFrame) -> pd.DataFrame:
+    cells = cells.assign(map="judged", wiring="post", expected=inside(cells, *lines))
+    cells["least_diversity"], cells["most_growth"] = lines
+    return cells
 
 
 def test_lines_are_found_where_they_are():
-    lines = fitted(made_up(50))
     cells = made_up(50)
-    assert balanced_accuracy(lines.inside(cells), cells["trains"]) == 1
-    assert abs(math.log10(lines.diversity / 1e-3)) < 0.7  # as far as the cells are apart
-    assert abs(math.log(lines.growth / 1e4)) < 2
-    assert fitted(cells.assign(trains=True)) == PRESCRIBED
+    diversity, growth = fitted(cells)
+    assert balanced_accuracy(inside(cells, diversity, growth), cells["trains"]) == 1
+    assert abs(math.log10(diversity / 1e-3)) < 0.7  # as far as the cells are apart
+    assert abs(math.log(growth / 1e4)) < 2
+    assert all(map(math.isfinite, fitted(cells.assign(trains=True))))
 
 
 def test_balanced_accuracy_is_that_of_scikit_learn():
@@ -93,17 +92,12 @@ def test_balanced_accuracy_is_that_of_scikit_learn():
     assert math.isnan(balanced_accuracy([True, False], [True, True]))
 
 
-def test_claims_hold_where_they_should_and_fail_where_they_should():
-    lines = fitted(made_up(50))
+def test_the_claim_holds_where_it_should_and_fails_where_it_should():
+    lines, config = fitted(made_up(50)), phase.Config()
     right = judged(lines, made_up(100))
-    config = phase.Config()
-    assert [claim.verdict for claim in claims(right, config)] == ["reproduced"] * 3
     moved = judged(lines, made_up(100, least=1e-6))  # another depth has another line
-    assert [claim.verdict for claim in claims(moved, config)][:2] == ["not reproduced"] * 2
-    one_sided = right.assign(trains=True)
-    assert [claim.verdict for claim in claims(one_sided, config)][:2] == ["not testable here"] * 2
-    unsafe = right.assign(trains=right["trains"] & ~right["prescribed"])
-    assert [claim.verdict for claim in claims(unsafe, config)][2] == "not reproduced"
+    verdicts = [claims(cells, config)[0].verdict for cells in (right, moved, right.assign(trains=True))]
+    assert verdicts == ["reproduced", "not reproduced", "not testable here"]
 
 
 def test_the_quick_form_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

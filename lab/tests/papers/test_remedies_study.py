@@ -15,7 +15,7 @@ from depthscope_lab.training.recipes import RECIPES
 from depthscope_lab.training.task import Share
 
 STUDY = load("remedies")
-TRAINS, PRE, WORSE, HELP, AT_48, AT_100 = range(6)
+TRAINS, PRE, HELP, AT_48, AT_100 = range(5)
 LOSSES = {  # (depth, variant) → test loss
     (12, "post"): 1.2, (12, "pre"): 1.0, (12, "deescalated"): 1.0,
     (48, "post"): 2.2, (48, "pre"): 1.3, (48, "deescalated"): 1.5, (48, "mv-split"): 1.4,
@@ -46,7 +46,7 @@ def test_every_verdict_can_fail():
     assert refuted(changes={(100, "deescalated"): 2.2}) == {TRAINS}
     assert refuted(changes={(100, "post"): 2.0}) == {TRAINS}
     assert refuted(changes={(12, "deescalated"): 0.9}) == {PRE}
-    assert refuted(changes={(48, "post"): 1.0}) == {WORSE, HELP, AT_48}
+    assert refuted(changes={(48, "post"): 1.0}) == {HELP, AT_48}
     assert refuted(changes={(48, "deescalated"): 2.3, (48, "mv-split"): 2.19}) == {HELP}
     assert refuted(alike={"post": 0.1}) == {AT_48, AT_100}
 

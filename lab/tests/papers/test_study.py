@@ -16,7 +16,7 @@ import depthscope
 import depthscope_lab
 from depthscope.locks import owned
 from depthscope_lab.papers import STUDIES, Entry, load, provenance
-from depthscope_lab.papers.study import FILES, Earlier, Study, configure, earlier, judge, run
+from depthscope_lab.papers.study import FILES, Study, configure, earlier, judge, run
 
 SOURCE = Path(depthscope_lab.__file__).parent
 
@@ -75,7 +75,6 @@ def test_run_writes_every_file_and_nothing_else(tmp_path: Path):
     assert config.pop("files").keys() == set(FILES) - {"config.json"}
     made_with = config.pop("made_with")
     assert list(made_with) == ["code", "libraries", "data"]
-    assert len(config.pop("words")) == 64
     assert len(made_with["code"]) == 64
     assert made_with["libraries"].keys() >= {"python", "torch", "numpy"}
     assert config == {"study": "sample", "seed": 0, "trials": 4, "levels": [0.5, 1.0]}
@@ -218,45 +217,6 @@ def test_another_version_of_the_code_does_not_pass_as_finished(tmp_path: Path, m
         assert earlier(STUDY, STUDY.full, out).claims == made
 
 
-def test_a_study_whose_words_were_edited_is_judged_and_drawn_again_and_not_computed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    shutil.copytree(SOURCE, tmp_path / "depthscope_lab", ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(depthscope_lab, "__file__", str(tmp_path / "depthscope_lab" / "__init__.py"))
-    study, out = load("dong2021-exponent"), tmp_path / "out"
-    config = replace(study.quick, trials=2, depth=3, mlp_depth=2, gains=(1.0, 4.0))
-    made = run(study, config, out)
-    papers = tmp_path / "depthscope_lab" / "papers"
-
-    def after(module: str, old: str, new: str) -> Earlier:
-        text = (papers / module).read_text()
-        assert text.count(old) == 1
-        (papers / module).write_text(text.replace(old, new))
-        found = earlier(study, config, out)
-        (papers / module).write_text(text)
-        return found
-
-    for module, old, new in (
-        ("dong2021/exponent.py", "            off < 1e-3,", "            off < 1e-2,"),
-        ("dong2021/exponent.py", "ylim=(0.2, 400)", "ylim=(0.1, 400)"),
-        ("dong2021/exponent.py", '"""Layer after layer, without end."""', '"""Without end."""'),
-        ("yu2024/fig8.py", "def compute(", "def computed("),
-    ):
-        found = after(module, old, new)
-        assert (found.claims, found.refused) == (None, "the words have changed")
-        pd.testing.assert_frame_equal(found.frame, pd.read_parquet(out / study.name / "data.parquet"))
-    for module, old, new in (
-        ("dong2021/exponent.py", '"relative"] > 0', '"relative"] > 1'),  # in a function that `compute` calls
-        ("simulation/randomness.py", "SeedSequence(seed)", "SeedSequence((seed,))"),  # in what that calls, elsewhere
-        ("simulation/randomness.py", "import annotations\n", "import annotations\nprint('imported')\n"),
-    ):
-        found = after(module, old, new)
-        assert (found.claims, found.refused, found.frame) == (None, "the code has changed", None)
-    uncomputed = replace(study, compute=lambda *_: pytest.fail("computed again"))
-    frame = pd.read_parquet(out / study.name / "data.parquet")
-    assert run(uncomputed, config, out, frame=frame) == made
-
-
 def test_other_data_does_not_pass_as_finished(tmp_path: Path):
     data, out = tmp_path / "data", tmp_path / "out"
     (data / "deep").mkdir(parents=True)
@@ -338,7 +298,7 @@ def spoken() -> list[str]:
 def test_a_claim_is_a_statement_that_can_be_read_alone():
     """No title begins with a pronoun or leans on the claim before by one of these words as its subject."""
     found = spoken()
-    assert len(found) > 90
+    assert len(found) > 60
     for title in found:
         words = title.replace(",", " ").replace(":", " ").split()
         assert len(words) >= 3, title

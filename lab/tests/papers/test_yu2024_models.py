@@ -123,11 +123,7 @@ def test_fig1_can_fail():
         gradient = frame["measure"] == "weight_gradient"
         frame.loc[gradient, "value"] *= 0.5 ** frame.loc[gradient, "block"]
 
-    def part(frame):
-        frame.loc[frame["measure"] == "cosine_similarity", "value"] *= 0.8
-
     assert changed("yu2024-fig1", vanish) == {"BERT's gradient norm neither vanishes nor explodes": "not reproduced"}
-    assert changed("yu2024-fig1", part)["t_sim and t_cos follow the same curve"] == "not reproduced"
 
 
 def test_fig1_of_a_deep_model_is_judged():
@@ -143,9 +139,6 @@ def test_fig4_can_fail():
     def shrink(frame):
         frame["norm"] *= 0.9 ** frame["block"]
 
-    def drift(frame):
-        frame["normed_norm"] *= 1 + 0.01 * frame["block"]
-
     def constant_share(frame):
         frame["branch_norm"] = 0.5 * frame["input_norm"]
 
@@ -155,12 +148,7 @@ def test_fig4_can_fail():
     assert changed("yu2024-fig4", shrink) == {
         "the trunk's norm ‖X‖ grows from block to block in pre-norm": "not reproduced"
     }
-    normed = "the norm of the normed tokens, ‖X̂‖, is constant over the blocks"
-    assert changed("yu2024-fig4", drift)[normed] == "not reproduced"
-    assert changed("yu2024-fig4", constant_share) == {
-        "attention's share of the trunk diminishes after its peak": "not reproduced",
-        SHARE_FALLS: "reproduced",
-    }
+    assert changed("yu2024-fig4", constant_share) == {SHARE_FALLS: "reproduced"}
     assert changed("yu2024-fig4", fast)[f"from t_sim = .9 on, {SLOWER}"] == "not reproduced"
 
 
@@ -168,7 +156,7 @@ def test_rate_recovers_a_planted_rate_and_sees_another():
     """t_div = 0.7^b from every trial: found to 1e-6, and not the theory's ½."""
     study, frame = quick("yu2024-rate")
     planted = frame.assign(diversity=0.7 ** frame["block"])
-    found = fit(planted[planted["dtype"] == "float64"], "attention", 1.0)
+    found = fit(planted, "attention", 1.0)
     assert found is not None
     assert found.rate == pytest.approx(0.7, abs=1e-6)
     after = {claim.claim: claim.verdict for claim in study.claims(planted, study.quick)}
@@ -176,11 +164,8 @@ def test_rate_recovers_a_planted_rate_and_sees_another():
     assert after["the FFN does not change the rate at which t_div shrinks"] == "not reproduced"
 
 
-def test_rate_goes_below_1e_17_in_float64_only():
-    frame = quick("yu2024-rate")[1]
-    least = frame.groupby("dtype")["diversity"].min()
-    assert least["float64"] < 1e-28
-    assert least["float32"] > 1e-17
+def test_rate_goes_down_to_the_rounding_of_float64():
+    assert quick("yu2024-rate")[1]["diversity"].min() < 1e-28
 
 
 def test_causal_can_fail():

@@ -136,14 +136,12 @@ def _run(study: Study, config: Any, out: Path, again: bool, count: str, console:
         console.print(f"\n{study.name}: already there, {same} (--again computes it anew)")
         return there.claims
     if reason := "--again was given" if there.claims is not None else there.refused:
-        what = "judged and drawn" if there.frame is not None and not again else "computed"
-        console.print(f"\n{study.name}: {what} again: {reason}", soft_wrap=True)
+        console.print(f"\n{study.name}: computed again: {reason}", soft_wrap=True)
     computed: list[Claim] = []
     try:
         with bar() as display:
             task = display.add_task(f"{count} {study.name}", total=1.0)
-            frame = None if again else there.frame
-            return run(study, config, out, lambda share: display.update(task, completed=share), computed.extend, frame)
+            return run(study, config, out, lambda share: display.update(task, completed=share), computed.extend)
     except Exception:
         if computed:  # what was computed is not lost with what could not be drawn or written
             _show(console, study.name, computed)

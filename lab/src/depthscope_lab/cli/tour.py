@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -19,44 +18,33 @@ from depthscope.cli.command import ending_in_order
 from depthscope.cli.values import folder
 from depthscope.exit_codes import Terminated
 
-CUT_SHORT = 1  # how the tour ends if a chapter failed
 
-
-@dataclass(frozen=True)
-class Chapter:
-    """One command, and what it is to show."""
-
-    title: str
-    about: str
-    command: str
-    keeps: str = ""  # the folder, in that of the tour, where its results are
-
-
-def chapters(quick: bool) -> Iterator[Chapter]:
-    """The story, in order; `quick`: with models that are small enough for a test."""
+def chapters(quick: bool) -> Iterator[tuple[str, str, str, str]]:
+    """Title, what it is about, the command, and the folder that it keeps, if any; `quick`: small enough for a test."""
     from depthscope_lab.papers.subjects import minilm
 
     size = "--depth 4 --tokens 16 --width 64" if quick else "--depth 100 --tokens 64"
-    yield Chapter(
+    yield (
         "Do tokens grow alike with depth?",
         "Three models with random weights read the same 64 tokens. In the classic form (post-norm) all tokens become "
         "equal; de-escalated, with the tokens' mean subtracted after every block, it keeps them different.",
         f"demo --depth {12 if quick else 60}",
+        "",
     )
-    yield Chapter(
+    yield (
         f"BERT with {4 if quick else 100} blocks: does it collapse, and can its attention learn?",
         "The verdict says when, which step is to blame, and in how many blocks attention can learn: where tokens are "
         "alike, the gradient of queries and keys vanishes, while that of values and output stays.",
         f"probe bert {size} --samples 2 --gradients --estimate",
         "bert",
     )
-    yield Chapter(
+    yield (
         "The same BERT, de-escalated",
         "De-escalation subtracts a part τ of the tokens' mean after every block, here one half. All else is as it was.",
         f"fix bert {size} --samples 2 --tau 0.5 --alpha 1",
         "bert-fixed",
     )
-    yield Chapter(
+    yield (
         "Does it train? Three Vision Transformers on handwritten digits",
         "Post-norm, pre-norm and de-escalated, the same data and steps: one run each, at the recipe's learning rates, "
         "which are not tuned. It shows how a comparison is made; what holds over seeds is in docs/studies.",
@@ -65,7 +53,7 @@ def chapters(quick: bool) -> Iterator[Chapter]:
         "digits",
     )
     for trained in minilm():
-        yield Chapter(
+        yield (
             "A real model: MiniLM, a pretrained BERT of 6 blocks",
             "What random weights do is not what trained weights do: read its verdict beside that of the fresh BERT.",
             f"probe {shlex.quote(f'hf:{trained.folder}')} --samples {2 if quick else 8}",
@@ -87,16 +75,16 @@ def tour(
     require_writable(out)
     console, kept, failed = Screen(), [], []
     story, began = list(chapters(quick)), time.monotonic()
-    for number, chapter in enumerate(story, 1):
-        title = f"{number} of {len(story)}: {chapter.title}"
+    for number, (chapter, about, command, keeps) in enumerate(story, 1):
+        title = f"{number} of {len(story)}: {chapter}"
         console.print()
         console.say(title, styles={title: "bold"})
-        console.say(chapter.about)
-        place = ["--out", str(out / chapter.keeps)] if chapter.keeps else []
-        if _run([*shlex.split(chapter.command), *place]) != 0:
-            failed.append(chapter.title)
-        elif chapter.keeps:
-            kept.append(str(out / chapter.keeps))
+        console.say(about)
+        place = ["--out", str(out / keeps)] if keeps else []
+        if _run([*shlex.split(command), *place]) != 0:
+            failed.append(chapter)
+        elif keeps:
+            kept.append(str(out / keeps))
     console.print(f"\nThe tour took {time.monotonic() - began:.0f} s.")
     if failed:
         console.say(f"Failed: {'; '.join(failed)}.")
@@ -105,7 +93,7 @@ def tour(
     elif kept and _run(["report", *kept, "--out", str(out), "--title", "A tour of depth"]) != 0:
         failed.append("the page")
     if failed:
-        raise typer.Exit(CUT_SHORT)
+        raise typer.Exit(1)
 
 
 def _run(arguments: list[str]) -> int:

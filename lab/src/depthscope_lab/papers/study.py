@@ -21,7 +21,7 @@ from depthscope.progress import Share
 from depthscope.report.formats import STUDY_FORMAT, read_about
 from depthscope.sealed import with_record
 from depthscope_lab.papers.catalogue import STUDIES
-from depthscope_lab.papers.provenance import changes, provenance, short_hash, words_hash
+from depthscope_lab.papers.provenance import changes, provenance, short_hash
 from depthscope_lab.papers.vocabulary import Claim as Claim
 from depthscope_lab.papers.vocabulary import judge as judge
 
@@ -80,14 +80,10 @@ def configure(
 
 @dataclass(frozen=True)
 class Earlier:
-    """What an earlier run has left: its claims if it counts, else why it does not; both empty if there was none.
-
-    `frame`: its numbers, if these count and only who judges and draws them is another.
-    """
+    """What an earlier run has left: its claims if it counts, else why it does not; both empty if there was none."""
 
     claims: list[Claim] | None = None
     refused: str = ""
-    frame: pd.DataFrame | None = None
 
 
 def earlier(study: Study, config: Any, out: Path) -> Earlier:
@@ -98,17 +94,14 @@ def earlier(study: Study, config: Any, out: Path) -> Earlier:
         return Earlier() if len(missing) == len(FILES) else Earlier(refused=f"{missing[0]} is missing")
     try:
         record = read_about(folder)
-        before = dict(record.content)
-        made_with, words, _ = (before.pop(name, None) for name in ("made_with", "words", "title"))
-        damaged = []
+        before = {name: value for name, value in record.content.items() if name not in ("made_with", "words", "title")}
         for name in FILES[:-1]:
             try:
                 whole = bool(record.require(folder / name, listed=True))
             except (OSError, ValueError):
                 whole = False
-            damaged += [] if whole else [name]
-        if damaged:
-            return Earlier(refused=f"{', '.join(damaged)}: not what the earlier run wrote")
+            if not whole:
+                return Earlier(refused=f"{name}: not what the earlier run wrote")
         claims = [Claim(**claim) for claim in read_json(folder / "claims.json")]
     except (OSError, ValueError, TypeError, AttributeError) as error:
         return Earlier(refused=" ".join(str(error).split()))
@@ -120,11 +113,8 @@ def earlier(study: Study, config: Any, out: Path) -> Earlier:
     if other:
         return Earlier(refused=f"the earlier run had another configuration ({', '.join(other)})")
     data = getattr(config, "data", None)
-    if changed := changes(made_with, provenance(study.compute, data), data):
-        return Earlier(refused=changed)
-    if words != words_hash(study.compute):
-        return Earlier(refused="the words have changed", frame=pd.read_parquet(folder / "data.parquet"))
-    return Earlier(claims)
+    changed = changes(record.content.get("made_with"), provenance(study.compute, data), data)
+    return Earlier(refused=changed) if changed else Earlier(claims)
 
 
 def run(
@@ -133,22 +123,18 @@ def run(
     out: Path,
     progress: Share = lambda _share: None,
     seen: Callable[[list[Claim]], object] = lambda _claims: None,
-    frame: pd.DataFrame | None = None,
 ) -> list[Claim]:
     """Computes, judges, draws and writes one study; its folder is complete or as it was.
 
-    A `frame` that `earlier` found is not computed again. `seen` is called with the claims before anything is drawn or
-    written. A study that is `in_folder` gets a folder of its own for every state of code, libraries and data: what it
-    trained by other code stays, and does not count.
+    `seen` is called with the claims before anything is drawn or written. A study that is `in_folder` gets a folder of
+    its own for every state of code, libraries and data: what it trained by other code stays, and does not count.
     """
     folder = out / study.name
     with owned(folder):
         # Before the numbers are computed: what is edited meanwhile is another version.
         made_with = provenance(study.compute, getattr(config, "data", None))
-        words = words_hash(study.compute)
-        if frame is None:
-            place = [folder / f"runs-{short_hash(made_with)}"] if study.in_folder else []
-            frame = study.compute(config, progress, *place)
+        place = [folder / f"runs-{short_hash(made_with)}"] if study.in_folder else []
+        frame = study.compute(config, progress, *place)
         claims = study.claims(frame, config)
         seen(claims)
         figure = study.draw(frame)
@@ -159,7 +145,7 @@ def run(
             "claims.json": lambda path: write_json(path, [asdict(claim) for claim in claims]),
         }
         title = STUDIES[study.name].title if study.name in STUDIES else ""
-        known = {"title": title, **_plain(study, config), "made_with": made_with, "words": words}
+        known = {"title": title, **_plain(study, config), "made_with": made_with}
         writers = with_record(writers, "config.json", "study", STUDY_FORMAT, known)
         assert tuple(writers) == FILES  # config.json last: it says that the rest is there
         write_folder(folder, writers)

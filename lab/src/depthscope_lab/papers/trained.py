@@ -1,12 +1,4 @@
-"""How studies train models of their own: one loop. What was computed is kept by `training.kept`.
-
-    optimiser = torch.optim.AdamW(model.parameters())
-    for step, loss in steps(partial(loss_of_task, task, model), optimiser, 100):
-        ...  # the step is made and its gradients are still there: look, write down, say how far it is, or `break`
-
-What is particular to a study is the body of this loop and the two functions of the step that it gives: the loss, which
-takes its own batch, and the rate.
-"""
+"""How studies train models of their own: one loop. What was computed is kept by `training.kept`."""
 
 from __future__ import annotations
 
@@ -28,14 +20,10 @@ def steps(
     rate: Callable[[int], float] | None = None,
     clip: float | None = None,
 ) -> Iterator[tuple[int, float]]:
-    """Trains, and gives (step, loss) behind each of `count` steps, counted from 0. Nothing stops it: `break` does.
+    """Trains, and gives (step, loss) after each of `count` steps, counted from 0; its gradients are still there.
 
-    Args:
-        loss_of: The loss of a step, with its gradient.
-        optimiser: Holds the parameters. Every step sets their gradients anew.
-        count: How many steps there are.
-        rate: The learning rate of a step; without it that of the optimiser.
-        clip: The largest norm of the whole gradient.
+    `loss_of` takes the batch of its step; `rate` is the learning rate of a step, without it that of the optimiser;
+    `clip` the largest norm of the whole gradient.
     """
     for step in range(count):
         loss = loss_of(step)

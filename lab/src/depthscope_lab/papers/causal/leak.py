@@ -9,7 +9,7 @@ that the causal forms keep tokens apart all the same, if they act on the trunk.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -52,21 +52,11 @@ LEAKING = ("full mean", "full mean, at output")
 CAUSAL = tuple(name for name in MODELS if name not in (NONE, *LEAKING))
 
 
-@dataclass(frozen=True)
-class Stack:
-    """A stack at initialisation: a remedy on its trunk, or a mean taken from the FFN's branch alone."""
-
-    remedy: DeEscalate | None = None
-    branch: str | None = None  # the mixing
-    causal: bool = True
-
-
-STACKS: dict[str, Stack] = {
-    **{name: Stack(MODELS[name]) for name in (NONE, "full mean", "prefix", "prefix, κ = 1", "EMA")},
-    "full mean, branch alone": Stack(branch="full"),
-    "prefix, branch alone": Stack(branch="prefix"),
-    "bidirectional, full mean": Stack(MODELS["full mean"], causal=False),
-    "bidirectional, full mean, branch alone": Stack(branch="full", causal=False),
+# Stacks at initialisation: a remedy on the trunk, or a mean that is taken from the FFN's branch alone.
+STACKS: dict[str, DeEscalate | str | None] = {
+    **{name: MODELS[name] for name in (NONE, "full mean", "prefix", "prefix, κ = 1", "EMA")},
+    "full mean, branch alone": "full",
+    "prefix, branch alone": "prefix",
 }
 _LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
     NONE: (drawing.BLACK, {"linewidth": 3.2}),
@@ -116,12 +106,12 @@ class Config:
 
 
 def compute(config: Config, progress: Share) -> pd.DataFrame:
-    """Tidy rows: part, case, step, position, block, draw (−1 where none), quantity, value, error (nan where none).
+    """Tidy rows: part, case, step, block, draw (−1 where none), quantity, value, error (nan where none).
 
     `training`: the loss of every step. `test`: on fresh tokens, all positions in one pass and token by token. `stack`:
     t_sim after every block. `floor`: ln V.
     """
-    shape, depth, columns = config.training, config.stacks, ["step", "position", "block", "draw"]
+    shape, depth, columns = config.training, config.stacks, ["step", "block", "draw"]
     work = Work(shape.steps * len(MODELS) + len(STACKS) * depth.draws, progress)
     floor = {"part": "floor", "case": "uniform tokens", "quantity": "loss", "value": math.log(shape.vocabulary)}
     frames = [pd.DataFrame([floor])]
@@ -130,8 +120,8 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
         own = pd.DataFrame({"step": range(1, shape.steps + 1), "value": losses, "quantity": "loss"})
         frames.append(own.assign(part="training", case=case))
         frames.append(pd.DataFrame(evaluate(shape, model, config.seed)).assign(part="test", case=case))
-    for (case, stack), draw in product(STACKS.items(), range(depth.draws)):
-        found = similarity(depth, stack, config.seed * depth.draws + draw)
+    for case, draw in product(STACKS, range(depth.draws)):
+        found = similarity(depth, case, config.seed * depth.draws + draw)
         own = pd.DataFrame({"block": range(1, depth.blocks + 1), "value": found, "quantity": "token_similarity"})
         frames.append(own.assign(part="stack", case=case, draw=draw))
         work()
@@ -184,7 +174,7 @@ def losses_token_by_token(model: nn.Module, ids: Tensor) -> Tensor:
 
 
 def evaluate(shape: Training, model: CausalLM, seed: int) -> Iterator[dict[str, float | str]]:
-    """Rows of the test: the two losses and their standard errors over sequences, and the first loss per position.
+    """Rows of the test: the two losses and their standard errors over sequences.
 
     A sequence is one observation: the losses of its tokens hang together.
     """
@@ -195,37 +185,31 @@ def evaluate(shape: Training, model: CausalLM, seed: int) -> Iterator[dict[str, 
     for quantity, losses in (("one pass", whole), ("token by token", cut)):
         error = losses.mean(dim=1).std().item() / len(losses) ** 0.5
         yield {"quantity": quantity, "value": losses.mean().item(), "error": error}
-    for position, losses in enumerate(whole.unbind(dim=1), start=1):
-        error = losses.std().item() / len(losses) ** 0.5
-        about: dict[str, float | str] = {"quantity": "one pass, position", "position": position}
-        yield about | {"value": losses.mean().item(), "error": error}
 
 
 @torch.no_grad()
-def similarity(shape: Depth, stack: Stack, seed: int) -> list[float]:
+def similarity(shape: Depth, case: str, seed: int) -> list[float]:
     """t_sim, mean over samples, of what leaves each block; equal seeds: equal weights, equal tokens."""
-    generator = torch.Generator().manual_seed(seed)
-    config = BlockConfig(shape.width, shape.heads, causal=stack.causal, initialise=theorem)
+    generator, change = torch.Generator().manual_seed(seed), STACKS[case]
+    config = BlockConfig(shape.width, shape.heads, causal=True, initialise=theorem)
     encoder = Encoder(shape.blocks, config, generator=generator)
     x = torch.randn(shape.samples, shape.tokens, shape.width, generator=generator)
-    if stack.remedy is not None:
-        apply(encoder, stack.remedy)
+    if isinstance(change, DeEscalate):
+        apply(encoder, change)
     found, blocks = [], encoder.blocks
     for block in blocks:
-        if stack.branch is not None:  # only what the FFN reads changes; the trunk goes on past it as it was
-            block.ffn.register_forward_pre_hook(_without_mean(stack.branch))  # type: ignore[union-attr, operator]
+        if isinstance(change, str):  # only what the FFN reads changes; the trunk goes on past it as it was
+            block.ffn.register_forward_pre_hook(  # type: ignore[union-attr, operator]
+                lambda _ffn, tokens: (deescalate(tokens[0], 1.0, mixing=change),)
+            )
         x = block(x)
         found.append(token_similarity(x).mean().item())
     return found
 
 
-def _without_mean(mixing: str) -> Callable[[nn.Module, tuple[Tensor]], tuple[Tensor]]:
-    return lambda _ffn, tokens: (deescalate(tokens[0], 1.0, mixing=mixing),)
-
-
 def draw(frame: pd.DataFrame) -> Any:
     figure, (learning, testing, stack) = drawing.panels(3, width=4.2, height=4.2)
-    floor = _floor(frame)
+    floor = rows(frame, part="floor")["value"].iloc[0]
     for case, (colour, look) in _LOOKS.items():
         if case in MODELS:
             line(learning, curve(frame, by="step", part="training", case=case), colour, case, **look)
@@ -251,16 +235,14 @@ def draw(frame: pd.DataFrame) -> Any:
     return figure
 
 
-def _floor(frame: pd.DataFrame) -> float:
-    return float(rows(frame, part="floor")["value"].iloc[0])
-
-
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
-    shape, floor, honest = config.training, _floor(frame), [NONE, *CAUSAL]
+    depth, honest = config.stacks, [NONE, *CAUSAL]
+    floor = float(rows(frame, part="floor")["value"].iloc[0])
     tests = rows(frame, part="test")
     whole, cut = (rows(tests, quantity=name).set_index("case") for name in ("one pass", "token by token"))
-    last = rows(tests, quantity="one pass, position", position=shape.tokens).set_index("case")
     most = rows(tests, quantity="largest difference").set_index("case")["value"][honest].max()
+    stack = rows(frame, part="stack", block=depth.blocks).groupby("case")["value"].mean()
+    trunks, branches = stack[["prefix", "prefix, κ = 1", "EMA", "full mean"]], stack.filter(like="branch alone")
 
     def losses(found: pd.DataFrame, cases: Sequence[str]) -> str:
         own = found.loc[list(cases)]
@@ -271,16 +253,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
         own = found.loc[list(cases)]
         return (own["value"] - floor) / own["error"]
 
-    def not_below(claim: str, paper: str, found: pd.DataFrame, cases: Sequence[str]) -> Claim:
-        tolerance = f"at most {NOT_BELOW} standard errors (over sequences) below ln V = {floor:.4f}"
-        return judge(claim, paper, losses(found, cases), tolerance, (above(found, cases) >= -NOT_BELOW).all())
-
-    depth = config.stacks
-    end = curve(rows(frame, part="stack", block=depth.blocks), by="case")
-    where, form = f"t_sim after block {depth.blocks}: ", "{} {:.3f}"
-    forms = end[[*(case for case in CAUSAL if case in STACKS), "full mean"]]
-    trunks = end[["full mean", "prefix", "bidirectional, full mean"]]
-    branches = end[[f"{case}, branch alone" for case in trunks.index]]
+    not_below = f"at most {NOT_BELOW} standard errors (over sequences) below ln V = {floor:.4f}"
     return [
         judge(
             "with the mean of the whole sequence, the loss of a causal model goes below the floor",
@@ -288,25 +261,21 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             f"{losses(whole, LEAKING)}; floor {floor:.4f}",
             f"more than {BELOW} standard errors (over sequences) below ln V",
             (above(whole, LEAKING) < -BELOW).all(),
-            f"not 0 but ln V / n = {floor / shape.tokens:.3f} is left at best: the last target is in no input",
+            f"ln V / n = {floor / config.training.tokens:.3f} is left at best: the last target is in no input",
         ),
-        not_below(
+        judge(
             "without a remedy, and with each causal mean, the loss does not go below the floor",
             "not in the paper; ours: no one can guess a uniform token from those before it",
-            whole,
-            honest,
+            losses(whole, honest),
+            not_below,
+            (above(whole, honest) >= -NOT_BELOW).all(),
         ),
-        not_below(
+        judge(
             "read token by token, without a future to look at, the leaking models lose their advantage",
             "not in the paper; this is how a language model writes",
-            cut,
-            LEAKING,
-        ),
-        not_below(
-            "at the last position, whose target is no input, the leaking models have no advantage",
-            "not in the paper; a control: the advantage is the leak's, not the model's",
-            last,
-            LEAKING,
+            losses(cut, LEAKING),
+            not_below,
+            (above(cut, LEAKING) >= -NOT_BELOW).all(),
         ),
         judge(
             "with each causal mean, one pass and token by token give the same loss",
@@ -317,25 +286,13 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             kind="check",
         ),
         judge(
-            f"a causal post-norm stack of {depth.blocks} blocks collapses without a remedy",
-            "not in the paper for causal models",
-            f"{where}{end[NONE]:.4f}",
-            f"above {COLLAPSED}",
-            end[NONE] > COLLAPSED,
-        ),
-        judge(
-            "each causal mean keeps tokens apart, as the leaking mean does",
-            "not in the paper for causal models",
-            where + spell(form, forms, "; "),
-            f"below {APART}; unrelated tokens have 1/n = {1 / depth.tokens:.3f}",
-            forms.max() < APART,
-        ),
-        judge(
             "a mean taken away at the FFN input keeps tokens apart on the trunk, and not on the branch alone",
             "at the FFN input, for Transformer-XL; whether on the trunk is not said",
-            f"{where}trunk: {spell(form, trunks, '; ')}; branch: {spell(form, branches, '; ')}",
-            f"below {APART} on the trunk, above {COLLAPSED} on the branch alone",
-            trunks.max() < APART and branches.min() > COLLAPSED,
+            f"t_sim after block {depth.blocks}: {NONE} {stack[NONE]:.4f}; trunk: {spell('{} {:.3f}', trunks, '; ')}; "
+            f"branch: {spell('{} {:.3f}', branches, '; ')}",
+            f"below {APART} on the trunk (unrelated tokens have 1/n = {1 / depth.tokens:.3f}), above {COLLAPSED} on "
+            "the branch alone and without a remedy",
+            trunks.max() < APART and min(branches.min(), stack[NONE]) > COLLAPSED,
         ),
     ]
 

@@ -36,8 +36,6 @@ WIRINGS = (
 IN_POST = ("deescalated", "deescalated(tau=0.5)", "residual-weight", "mv-split", "contra-norm", "pair-norm")
 ALL = (*WIRINGS, *IN_POST)
 LABELS = {variant: label_of(variant) for variant in ALL}
-AT_48 = ("post", "pre", "layer-scale", "deep-norm", "deescalated", "mv-split")
-AT_12 = (*AT_48, "rezero", "res-post", "sqrt-depth", "residual-weight", "contra-norm")
 CHANCE = math.log(10)  # the loss of equal odds for ten classes
 TRAINS, AT_CHANCE = 0.9 * CHANCE, 0.97 * CHANCE  # at most, in every seed; at least, in the mean
 PREDICTS = 0.5  # of Spearman's rank correlation, at least
@@ -57,7 +55,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Config:
-    form: Literal["full", "small", "quick"] = "full"
+    form: Literal["full", "quick"] = "full"
     stages: tuple[Stage, ...] = (Stage(12, 100, 3e-3, ALL), Stage(48, 80, 1.5e-3, ALL), Stage(100, 80, 1.5e-3, ALL))
     settings: Mapping[str, Any] = field(
         default_factory=lambda: {"width": 32, "ffn_width": 64, "heads": 4, "patch_size": 4, "batch_size": 32}
@@ -114,9 +112,6 @@ def _kind(variant: str) -> str:
     return "plain" if variant in ("post", "pre") else "wirings" if variant in WIRINGS else "remedies in post-norm"
 
 
-Row = Mapping[str, Any]
-
-
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     """A verdict on each; the quick form, whose few steps tell no variant from another, judges nothing."""
     found, few = ranked(frame), config.form == "quick"
@@ -126,10 +121,11 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     ours, post, end_pre = at[deep]["deescalated"], at[middle]["post"], at[shallow]["pre"]
     low, least = end_pre.get("test_loss_low"), post.get("test_loss_low")
     better = sorted((row for row in at[shallow].values() if low is not None and _high(row) < low), key=_loss)
-    best = min(at[middle].values(), key=_loss)
     others = [row for name, row in at[middle].items() if variant_of(name).remedies]
     help_it = sorted((row for row in others if _high(row) < (math.inf if least is None else least)), key=_loss)
-    note = _note(config, found)
+    stages = "; ".join(f"{s.depth} blocks: {len(s.variants)} variants, {s.steps} steps" for s in config.stages)
+    edges = ", ".join(f"{row['variant']} at {row['depth']} ({row['edge']})" for row in found if row["edge"])
+    note = f"{stages}; {config.trials} fresh seeds; rates at the edge of those tried: {edges or 'none'}"
 
     def said(claim: str, ours: str, tolerance: str, holds: bool | None) -> Claim:
         return judge(claim, "ours", ours, tolerance, holds, note + "; too few steps for a verdict" * few, when=not few)
@@ -162,18 +158,12 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             None if low is None else not better,
         ),
         said(
-            f"at {middle} blocks post-norm with a tuned rate is worse than the best: a remedy is needed",
-            f"post-norm {with_bounds(post)}; best: {best['variant']} {with_bounds(best)}",
-            "their intervals do not overlap, or a run of post-norm failed",
-            post["rank"] in ("worse", ""),
-        ),
-        said(
             f"at {middle} blocks most remedies make a post-norm model better",
             f"{len(help_it)} of {len(others)}: {', '.join(row['variant'] for row in help_it) or 'none'}",
             "more than half of them have an interval wholly below that of plain post-norm",
             2 * len(help_it) > len(others),
         ),
-        *(predicts(depth) for depth in sorted({middle, deep})),
+        *map(predicts, sorted({middle, deep})),
     ]
 
 
@@ -183,30 +173,16 @@ def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
     return float(ranks["one"].corr(ranks["other"]))
 
 
-def _loss(row: Row) -> float:
+def _loss(row: Mapping[str, Any]) -> float:
     """The mean over the seeds; infinite if all failed."""
     return math.inf if row.get("test_loss") is None else float(row["test_loss"])
 
 
-def _high(row: Row) -> float:
+def _high(row: Mapping[str, Any]) -> float:
     """The upper end of the interval; infinite where a run failed, so that it lies below nothing."""
     return math.inf if row.get("test_loss_high") is None else float(row["test_loss_high"])
 
 
-def _note(config: Config, found: Sequence[Row]) -> str:
-    stages = "; ".join(f"{s.depth} blocks: {len(s.variants)} variants, {s.steps} steps" for s in config.stages)
-    edges = ", ".join(f"{row['variant']} at {row['depth']} ({row['edge']})" for row in found if row["edge"])
-    return f"{stages}; {config.trials} fresh seeds; rates at the edge of those tried: {edges or 'none'}"
-
-
 TINY = {"width": 8, "ffn_width": 8, "heads": 2, "patch_size": 4, "batch_size": 8}
 QUICK = Config("quick", (Stage(2, 3, 1e-3, ("post", "pre", "deescalated")),), TINY, more=0)
-SMALL = Config(  # the most telling first, so that an interrupted one has something to say
-    "small",
-    (
-        Stage(48, 40, 1.5e-3, AT_48),
-        Stage(12, 50, 3e-3, AT_12),
-        Stage(100, 40, 1.5e-3, ("post", "pre", "deescalated")),
-    ),
-)
-STUDY = Study("remedies", Config(), QUICK, compute, draw, claims, in_folder=True, scales={"small": SMALL})
+STUDY = Study("remedies", Config(), QUICK, compute, draw, claims, in_folder=True)

@@ -28,15 +28,14 @@ class Fit:
     """The rate exp(slope of log t_div) inside the window, over trials."""
 
     rate: float
-    error: float  # its standard error over trials
     blocks: int  # in the window, mean over trials
     bend: float  # rate of the window's second half over that of its first
     least: float  # the smallest t_div used
 
 
-def fit(frame: pd.DataFrame, variant: str, alpha: float, dtype: str = "float64") -> Fit | None:
+def fit(frame: pd.DataFrame, variant: str, alpha: float) -> Fit | None:
     """Least squares per trial; None if a trial has fewer than 8 blocks in the window."""
-    rows = frame[(frame["variant"] == variant) & (frame["alpha"] == alpha) & (frame["dtype"] == dtype)]
+    rows = frame[(frame["variant"] == variant) & (frame["alpha"] == alpha)]
     rows = rows[(rows["diversity"] < LOCAL) & (rows["diversity"] > FLOOR)]
     found = []
     for _, trial in rows.groupby("trial"):
@@ -50,6 +49,5 @@ def fit(frame: pd.DataFrame, variant: str, alpha: float, dtype: str = "float64")
         return None
     slopes, bends, counts = np.array(found).T
     rates = np.exp(slopes)
-    error = rates.std(ddof=1) / len(rates) ** 0.5 if len(rates) > 1 else float("nan")
     least = float(rows["diversity"].min())
-    return Fit(float(rates.mean()), float(error), round(counts.mean()), float(np.exp(bends.mean())), least)
+    return Fit(float(rates.mean()), round(counts.mean()), float(np.exp(bends.mean())), least)

@@ -1,4 +1,4 @@
-"""The random numbers of many trials: streams of one seed, numbers drawn in place, tokens, and trials in parts."""
+"""The random numbers of many trials: streams of one seed, numbers drawn in place, and tokens."""
 
 from __future__ import annotations
 

@@ -8,18 +8,23 @@ matrix, so that two threads draw at once and the numbers do not depend on it. Or
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import partial
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from depthscope.models.initialisers import DEFAULT, HE, SCHEMES, XAVIER, Law, Scheme, bias_bound, uniform_bound
-from depthscope_lab.papers.simulation.randomness import fill_gaussian, fill_uniform, generators, levels
+from depthscope_lab.papers.simulation.randomness import (
+    chunks,
+    fill_gaussian,
+    fill_uniform,
+    generators,
+    levels,
+    standard_normal_tokens,
+)
 
 PIECE = 2**18  # numbers drawn at once, where they are drawn for one use: 1 MB
 
@@ -117,7 +122,7 @@ class Sampler:
             "output": (laws.output, width, width),
         }
         streams = generators(seed, len(shapes))
-        self._jobs: list[Callable[[], None]] = []
+        self._jobs: list[tuple[Linear | Passing, Law, float, np.random.Generator]] = []
         linears: dict[str, Linear | Passing | None] = {}
         for (name, (law, fan_in, fan_out)), stream in zip(shapes.items(), streams, strict=True):
             if law is None:
@@ -135,14 +140,13 @@ class Sampler:
             else:
                 linear = Linear(torch.empty(trials, fan_out, given, dtype=dtype), bias)
             linears[name] = linear
-            self._jobs.append(partial(_fill, linear, law, deviation, stream))
+            self._jobs.append((linear, law, deviation, stream))
         self._weights = Weights(**linears)  # type: ignore[arg-type]
 
     def draw(self) -> Weights:
         """Fresh weights, in the buffers of the last draw."""
         with ThreadPoolExecutor(2) as pool:
-            for done in [pool.submit(job) for job in self._jobs]:
-                done.result()
+            list(pool.map(lambda job: _fill(*job), self._jobs))
         return self._weights
 
 
@@ -155,3 +159,26 @@ def _fill(linear: Linear | Passing, law: Law, deviation: float, stream: np.rando
             fill_uniform(linear.weight, uniform_bound(deviation), stream)
     if linear.bias is not None:
         fill_uniform(linear.bias, bias_bound(linear.shape[-1]), stream)
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large a simulation is: what the configurations of these studies share, with its weights and its tokens."""
+
+    tokens: int = 64
+    width: int = 512
+    heads: int = 8
+    trials: int = 10
+    seed: int = 0
+
+    def parts(self, most: int) -> list[tuple[int, int]]:
+        """Trials in parts of at most so many, for the memory: the number of each part, and how many trials it has."""
+        return list(enumerate(chunks(self.trials, most)))
+
+    def sampler(self, setting: str, trials: int, *seed: int, **more: Any) -> Sampler:
+        """Of so many blocks at once; the seed follows the configuration's."""
+        return Sampler(setting, trials=trials, width=self.width, heads=self.heads, seed=(self.seed, *seed), **more)
+
+    def start(self, trials: int, *seed: int, streams: int = 1, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Standard normal tokens (trials, streams, n, d), the same for all streams."""
+        return standard_normal_tokens(trials, streams, self.tokens, self.width, (self.seed, *seed), dtype)

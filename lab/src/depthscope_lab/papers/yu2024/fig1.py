@@ -93,21 +93,12 @@ def draw(frame: pd.DataFrame) -> Any:
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     text = {f: [curve(frame, family=f, input="text", measure=measure) for measure in MEASURES] for f in FAMILIES}
     random = {f: curve(frame, family=f, input="random ids", measure=MEASURES[0]) for f in FAMILIES}
-    apart = max((t_sim - t_cos).abs().max() for t_sim, t_cos in text.values())
     by_input = max((text[family][0] - random[family]).abs().max() for family in FAMILIES)
-    limit = 1 / config.tokens + 0.005
     gradient = curve(frame, measure="weight_gradient")
     ratio = gradient.max() / gradient.min()
     per_block = np.exp(np.polyfit(gradient.index, np.log(gradient), 1)[0])
     return [
         *(_escalates(name, text[family][0], text[family][1], config.depth) for family, name in FAMILIES.items()),
-        judge(
-            "t_sim and t_cos follow the same curve",
-            "“the escalation patterns for the two measures appear almost identical” (§1.1)",
-            f"at most {apart:.4f} apart at any block of either model",
-            f"{limit:.3f}: t_sim counts a token with itself, up to 1/n; 0.005 for tokens of unequal norm",
-            apart < limit,
-        ),
         judge(
             "random ids give the same curve as text: similarity comes from the model",
             "not in the paper; its input is not named",

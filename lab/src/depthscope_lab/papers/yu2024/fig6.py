@@ -8,7 +8,7 @@ form every variant has the learning rate that suits it, chosen on validation dat
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -52,14 +52,12 @@ class Config:
     seed: int = 0  # the seeds that are judged follow it; rates are chosen with seed 0
 
 
-def computable(config: Config) -> bool:
-    """The paper's scale is weeks of one CPU."""
-    return config.form != "paper" or torch.cuda.is_available()
-
-
 def compute(config: Config, progress: Share, folder: Path) -> pd.DataFrame:
-    """Trains what is not there yet in `folder`; the table of `training.comparison_results.curves`."""
-    if not computable(config):
+    """Trains what is not there yet in `folder`; the table of `training.comparison_results.curves`.
+
+    Empty for the paper's scale without a GPU: it is weeks of one CPU.
+    """
+    if config.form == "paper" and not torch.cuda.is_available():
         progress(1.0)
         return pd.DataFrame(columns=COLUMNS)
     recipe = RECIPES[config.recipe]
@@ -80,55 +78,6 @@ def draw(frame: pd.DataFrame) -> Any:
     return drawing.empty("not computed: the paper's scale needs a GPU")
 
 
-def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
-    """Progress is ln 10 − loss: how far below equal odds a variant has come. A run that failed has come nowhere.
-
-    The quick form shows its numbers and judges nothing: its few steps tell no variant from another.
-    """
-    if not computable(config):
-        note = "the paper's scale needs a GPU; the same command computes it there"
-        return [judge(claim, PAPER, "not computed", tolerance, None, note) for claim, tolerance in TOLERANCES.items()]
-    table = ranked(frame)
-    final = final_values(measured(frame)).reindex(columns=["variant", "loss", "test_loss", "test_accuracy"])
-    progress = (CHANCE - final.set_index("variant")[["loss", "test_loss"]]).fillna(0.0).groupby("variant").mean()
-    accuracy = final.groupby("variant")["test_accuracy"].mean()
-    told = "; ".join(
-        f"{LABELS[variant]} {CHANCE - progress['loss'][variant]:.3f}, {CHANCE - progress['test_loss'][variant]:.3f}, "
-        f"{accuracy[variant]:.1%}"
-        for variant in VARIANTS
-    )
-    post, pre, ours = (progress.loc[variant] for variant in VARIANTS)
-    ratios = {name: post[name] / ours[name] if ours[name] > 0 else math.inf for name in ("loss", "test_loss")}
-    runs = final[final["variant"] == "deescalated"]
-    worst_loss, worst_accuracy = runs["test_loss"].fillna(CHANCE).max(), runs["test_accuracy"].fillna(0).min()
-    fails = "; it fails: test accuracy at most 15 %" if not accuracy["post"] > 0.15 else ""
-    likeness = ours["test_loss"] / pre["test_loss"] if pre["test_loss"] > 0 else math.nan
-    intervals = "; ".join(f"{LABELS[row['variant']]} {with_bounds(row)}, {row['rank'] or 'no rank'}" for row in table)
-    found = (
-        (
-            f"progress {ratios['loss']:.2f} of the de-escalated in training, {ratios['test_loss']:.2f} in test "
-            f"loss{fails} (training loss, test loss, accuracy: {told})",
-            max(ratios.values()) <= ALIKE,
-            _note(config, table),
-        ),
-        (
-            f"test loss {worst_loss:.3f} at most, accuracy {worst_accuracy:.1%} at least, in {len(runs)} run(s)",
-            worst_loss <= 0.9 * CHANCE and worst_accuracy >= 0.2,
-            "",
-        ),
-        (
-            f"{likeness:.2f} of pre-norm's progress in test loss; test loss and its range over the seeds: {intervals}",
-            likeness >= ALIKE,
-            "",
-        ),
-    )
-    judged = config.form != "quick"
-    return [
-        judge(claim, PAPER, ours, tolerance, holds if judged else None, note)
-        for (claim, tolerance), (ours, holds, note) in zip(TOLERANCES.items(), found, strict=True)
-    ]
-
-
 TOLERANCES = {
     "the post-norm model fails or lags behind the de-escalated model": (
         f"progress (ln 10 − loss) at most {ALIKE:g} of the de-escalated, in training and in test loss"
@@ -142,13 +91,58 @@ TOLERANCES = {
 }
 
 
-def _note(config: Config, table: Sequence[Mapping[str, Any]]) -> str:
-    settings = ", ".join(f"{name} {value}" for name, value in config.settings.items())
-    few = "; too few steps for a verdict" if config.form == "quick" else ""
-    return (
-        f"{config.recipe} with {settings or 'its own settings'}; {config.steps or 'all'} steps; {config.trials} fresh "
-        f"seeds; learning rates chosen on validation data: {rates_in_words(table, LABELS)}{few}"
+def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
+    """Progress is ln 10 − loss: how far below equal odds a variant has come. A run that failed has come nowhere.
+
+    The quick form shows its numbers and judges nothing: its few steps tell no variant from another.
+    """
+    if not len(frame):
+        note = "the paper's scale needs a GPU; the same command computes it there"
+        return [judge(claim, PAPER, "not computed", tolerance, None, note) for claim, tolerance in TOLERANCES.items()]
+    table = ranked(frame)
+    final = final_values(measured(frame)).reindex(columns=["variant", "loss", "test_loss", "test_accuracy"])
+    progress = (CHANCE - final.set_index("variant")[["loss", "test_loss"]]).fillna(0.0).groupby("variant").mean()
+    accuracy = final.groupby("variant")["test_accuracy"].mean()
+    numbers = "; ".join(
+        f"{LABELS[variant]} {CHANCE - progress['loss'][variant]:.3f}, {CHANCE - progress['test_loss'][variant]:.3f}, "
+        f"{accuracy[variant]:.1%}"
+        for variant in VARIANTS
     )
+    post, pre, ours = (progress.loc[variant] for variant in VARIANTS)
+    lag = {name: post[name] / ours[name] if ours[name] > 0 else math.inf for name in ("loss", "test_loss")}
+    runs = final[final["variant"] == "deescalated"]
+    worst_loss, worst_accuracy = runs["test_loss"].fillna(CHANCE).max(), runs["test_accuracy"].fillna(0).min()
+    fails = "; it fails: test accuracy at most 15 %" if not accuracy["post"] > 0.15 else ""
+    likeness = ours["test_loss"] / pre["test_loss"] if pre["test_loss"] > 0 else math.nan
+    intervals = "; ".join(f"{LABELS[row['variant']]} {with_bounds(row)}, {row['rank'] or 'no rank'}" for row in table)
+    settings = ", ".join(f"{name} {value}" for name, value in config.settings.items())
+    note = (
+        f"{config.recipe} with {settings or 'its own settings'}; {config.steps or 'all'} steps; {config.trials} fresh "
+        f"seeds; learning rates chosen on validation data: {rates_in_words(table, LABELS)}"
+    )
+    quick = config.form == "quick"
+    found = (
+        (
+            f"progress {lag['loss']:.2f} of the de-escalated in training, {lag['test_loss']:.2f} in test "
+            f"loss{fails} (training loss, test loss, accuracy: {numbers})",
+            max(lag.values()) <= ALIKE,
+            note + ("; too few steps for a verdict" if quick else ""),
+        ),
+        (
+            f"test loss {worst_loss:.3f} at most, accuracy {worst_accuracy:.1%} at least, in {len(runs)} run(s)",
+            worst_loss <= 0.9 * CHANCE and worst_accuracy >= 0.2,
+            "",
+        ),
+        (
+            f"{likeness:.2f} of pre-norm's progress in test loss; test loss and its range over the seeds: {intervals}",
+            likeness >= ALIKE,
+            "",
+        ),
+    )
+    return [
+        judge(claim, PAPER, ours, tolerance, None if quick else holds, note)
+        for (claim, tolerance), (ours, holds, note) in zip(TOLERANCES.items(), found, strict=True)
+    ]
 
 
 TINY = {"depth": 2, "width": 8, "ffn_width": 8, "heads": 2, "patch_size": 4, "batch_size": 16}

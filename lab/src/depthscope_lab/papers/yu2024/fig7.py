@@ -7,8 +7,6 @@ of a segment in one pass, as in training, and with the future hidden, as a model
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -17,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from depthscope import drawing
 from depthscope.measures import token_similarity
@@ -36,16 +34,13 @@ from depthscope_lab.training.recipes import txl_manual, txl_wikitext103
 from depthscope_lab.training.task import Carry
 from depthscope_lab.training.task import Share as Part
 
-Row = dict[str, Any]
-FAILS, REACHES, LEAK = 0.5, 0.1, 0.05  # nats per token
-SAME = 1e-3
+LEAK, REACHES, FAILS = 0.05, 0.1, 0.5  # nats per token
 COLLAPSED = 0.95
 LAST = 0.1  # the end of a training: this share of its steps
-
-
 POST, PRE, LEAKING, CAUSAL = "post-norm", "pre-norm", "full mean (leaks)", "prefix mean (causal)"
 VARIANTS = {POST: "post", PRE: "pre", LEAKING: "deescalated-leaking", CAUSAL: "deescalated"}
 COLOURS = dict(zip(VARIANTS, (drawing.VERMILION, drawing.BLACK, drawing.ORANGE, drawing.BLUE), strict=True))
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -72,20 +67,11 @@ class Config:
 def configured(shape: Training, variant: str, rate: float, seed: int) -> LanguageConfig:
     """The recipe in this shape; dσ² is that of the paper's model of width 410. The study reads by itself."""
     form = {"depth": shape.depth, "width": shape.width, "ffn_width": 2 * shape.width, "heads": shape.heads}
-    lengths = {"batch_size": shape.rows, "segment": shape.segment, "memory": shape.segment}
-    reading = {"eval_segment": shape.segment, "hidden_segments": 0}
-    reading |= dict.fromkeys(("eval_memory", "eval_clamp"), 2 * shape.segment)
-    return txl_manual(variant).changed(
-        **form,
-        **lengths,
-        **reading,
-        steps=shape.steps,
-        lr=rate,
-        init_std=0.02 * math.sqrt(txl_wikitext103(variant).width / shape.width),
-        warmup_steps=0,
-        clip_norm=None,
-        seed=seed,
-    )
+    form |= dict.fromkeys(("segment", "memory", "eval_segment"), shape.segment)
+    form |= dict.fromkeys(("eval_memory", "eval_clamp"), 2 * shape.segment)
+    form |= {"batch_size": shape.rows, "steps": shape.steps, "warmup_steps": 0, "hidden_segments": 0}
+    std = 0.02 * math.sqrt(txl_wikitext103(variant).width / shape.width)
+    return txl_manual(variant).changed(**form, lr=rate, init_std=std, clip_norm=None, seed=seed)
 
 
 def compute(config: Config, progress: Share) -> pd.DataFrame:
@@ -96,9 +82,8 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     frequent words are.
     """
     corpus = load_manual() if config.data is None else load_wikitext(config.data)
-    found: list[Row] = [
-        {"part": "floor", "case": "word frequencies", "quantity": "loss", "value": unigram_loss(corpus)}
-    ]
+    floor = unigram_loss(corpus)
+    found: list[Row] = [{"part": "floor", "case": "word frequencies", "quantity": "loss", "value": floor}]
     runs = [*product(sorted(config.rates, reverse=True), VARIANTS)]
     work = Work(len(runs), progress)
     for rate, name in runs:
@@ -109,10 +94,10 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     return frame[["part", "case", "rate", "step", "quantity", "value"]]
 
 
-def run_case(config: LanguageConfig, corpus: Corpus, hidden_segments: int, told: Share) -> list[Row]:
+def run_case(config: LanguageConfig, corpus: Corpus, hidden_segments: int, progress: Share) -> list[Row]:
     """Trains and reads. Rows: the losses of training, t_sim of the last block, the losses on the validation text.
 
-    `told` hears of the share of the training that is done. A loss that is not finite ends it: `nan` from there on.
+    A loss that is not finite ends it: `nan` from there on.
     """
     task, total = LanguageModelling(config, corpus), config.steps or 1
     with seeded(derived_seed(config.seed, "build")):
@@ -121,32 +106,6 @@ def run_case(config: LanguageConfig, corpus: Corpus, hidden_segments: int, told:
     optimiser = torch.optim.AdamW(
         model.parameters(), config.lr, (config.beta1, config.beta2), weight_decay=config.weight_decay, fused=True
     )
-    losses, similarities, since = [], [], []
-    for step, loss, again in train_carrying(model, task, optimiser, total, clip=config.clip_norm):
-        since.append(loss)
-        if failed := not math.isfinite(loss):
-            break
-        if (step + 1) % max(1, total // 50) == 0 or step + 1 == total:
-            with torch.no_grad(), similarities_after(model.blocks[-1:]) as found:
-                again()
-            losses.append(_row("training", "loss", math.fsum(since) / len(since), step + 1))
-            similarities.append(_row("training", "token_similarity", found[0], step + 1))
-            told((step + 1) / total)
-            since = []
-    ends = dict.fromkeys(("whole", "one pass", "future hidden"), math.nan)
-    if not failed:
-        reading = reading_of(config)
-        few = replace(reading, segments=hidden_segments)
-        readings = ((evaluate, reading), (evaluate, few), (evaluate_without_future, few))
-        ends = {name: read(model, corpus.valid, how).loss for name, (read, how) in zip(ends, readings, strict=True)}
-    told(1.0)
-    return [*losses, *similarities, *(_row("validation", quantity, value) for quantity, value in ends.items())]
-
-
-def train_carrying(
-    model: nn.Module, task: LanguageModelling, optimiser: torch.optim.Optimizer, count: int, **options: Any
-) -> Iterator[tuple[int, float, Any]]:
-    """`steps` of a model that carries from segment to segment; also gives what passes the last batch once more."""
     carry: Carry = None
     last: tuple[Any, Carry] = None, None
 
@@ -156,35 +115,43 @@ def train_carrying(
         loss, carry = task.loss(model, *last)
         return loss
 
-    rate = partial(learning_rate, task.config, total=task.config.steps or 1)
-    for step, loss in steps(loss_of, optimiser, count, rate=rate, **options):
-        yield step, loss, partial(task.loss, model, *last)
+    found, since = [], []
+    for step, loss in steps(loss_of, optimiser, total, rate=partial(learning_rate, config, total=total)):
+        since.append(loss)
+        if failed := not math.isfinite(loss):
+            break
+        if (step + 1) % max(1, total // 50) == 0 or step + 1 == total:
+            numbers = {"loss": math.fsum(since) / len(since), "token_similarity": _similarity(model, task, last)}
+            found += [{"part": "training", "step": step + 1, "quantity": q, "value": v} for q, v in numbers.items()]
+            progress((step + 1) / total)
+            since = []
+    ends = dict.fromkeys(("whole", "one pass", "future hidden"), math.nan)
+    if not failed:
+        reading = reading_of(config)
+        few = replace(reading, segments=hidden_segments)
+        readings = ((evaluate, reading), (evaluate, few), (evaluate_without_future, few))
+        ends = {name: read(model, corpus.valid, how).loss for name, (read, how) in zip(ends, readings, strict=True)}
+    progress(1.0)
+    return [*found, *({"part": "validation", "quantity": name, "value": loss} for name, loss in ends.items())]
+
+
+@torch.no_grad()
+def _similarity(model: TransformerXL, task: LanguageModelling, batch: tuple[Any, Carry]) -> float:
+    """The mean t_sim after the last block, of the batch passed once more."""
+    found: list[float] = []
+    last = model.blocks[-1].get_submodule("stations.output")
+    handle = last.register_forward_hook(lambda _module, _inputs, y: found.append(token_similarity(y).mean().item()))
+    try:
+        task.loss(model, *batch)
+    finally:
+        handle.remove()
+    return found[0]
 
 
 def unigram_loss(corpus: Corpus) -> float:
     """The loss on the validation text of one who knows nothing but how often each word occurs in the training text."""
     counts = np.bincount(corpus.train, minlength=len(corpus.vocabulary)) + 1.0  # none is impossible
     return float(-np.log(counts / counts.sum())[corpus.valid].mean())
-
-
-@contextmanager
-def similarities_after(blocks: Iterable[nn.Module]) -> Iterator[list[float]]:
-    """The mean t_sim after each of the blocks, in the order in which they are passed."""
-    found: list[float] = []
-
-    def look(_module: object, _inputs: object, output: Tensor) -> None:
-        found.append(token_similarity(output).mean().item())
-
-    handles = [block.get_submodule("stations.output").register_forward_hook(look) for block in blocks]
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _row(part: str, quantity: str, value: float, step: int | None = None) -> Row:
-    return {"part": part, "step": step, "quantity": quantity, "value": value}
 
 
 def draw(frame: pd.DataFrame) -> Any:
@@ -221,38 +188,18 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
 
 
 def _of_rate(frame: pd.DataFrame, rate: float) -> list[Claim]:
+    """The paper's own statements are not among them: 360 of 50 000 steps, one seed and an eightieth of the parameters
+    can refute none of them.
+    """
     own, at = rows(frame, rate=rate), f"learning rate {rate:g}: "
-    read = rows(own, part="validation").pivot(index="case", columns="quantity", values="value")
-    read = read.loc[list(VARIANTS)]
+    read = rows(own, part="validation").pivot(index="case", columns="quantity", values="value").loc[list(VARIANTS)]
     training = rows(own, part="training")
     late = training[training["step"] > (1 - LAST) * training.groupby("case")["step"].transform("max")]
-    losses = curve(late, by="case", quantity="loss")
-    final = {name: losses[name] if read["whole"].notna()[name] else math.inf for name in read.index}
+    final = curve(late, by="case", quantity="loss").where(read["whole"].notna(), math.inf)
     alike = {n: curve(training, by="step", case=n, quantity="token_similarity").iloc[-1] for n in read.index}
-    whole, hidden = read["one pass"], read["future hidden"]
-    pre, gap = final[PRE], final[POST] - final[PRE]
+    whole, hidden, pre = read["one pass"], read["future hidden"], final[PRE]
     learnt = rows(frame, part="floor")["value"].iloc[0] - pre > REACHES  # else no more than how frequent words are
-    apart = (whole - hidden).drop(LEAKING).abs()
-    most = apart.max() if apart.notna().any() else 0.0
-    # One seed, 360 of 50 000 steps and an eightieth of the parameters cannot refute the paper's own statements.
-    lacks = "the paper's run, `depthscope train txl-wikitext103`, needs GPUs; this one is too small to judge it"
     return [
-        judge(
-            f"{at}post-norm without warm-up and clipping fails",
-            "Fig. 7: the loss of post-norm stays high",
-            f"training loss {final[POST]:.3f}, pre-norm {pre:.3f}",
-            f"at least {FAILS} above pre-norm",
-            gap >= FAILS,
-            lacks=lacks,
-        ),
-        judge(
-            f"{at}the paper's de-escalation, which sees the future, reaches pre-norm",
-            "Fig. 7: de-escalated and pre-norm are similar",
-            f"training loss {final[LEAKING]:.3f}, pre-norm {pre:.3f}",
-            f"at most {REACHES} above pre-norm",
-            final[LEAKING] <= pre + REACHES,
-            lacks=lacks,
-        ),
         judge(
             f"{at}with the future hidden, the model with the paper's de-escalation has a higher loss",
             "not in the paper",
@@ -269,20 +216,13 @@ def _of_rate(frame: pd.DataFrame, rate: float) -> list[Claim]:
             when=learnt,
         ),
         judge(
-            f"{at}models that do not see the future have the same loss in one pass and with the future hidden",
-            "not in the paper; a control",
-            f"largest difference {most:.0e}",
-            f"{SAME}: rounding of float32 in other sums",
-            most < SAME,
-            kind="check",
-        ),
-        judge(
             f"{at}where post-norm fails, its tokens have become alike",
             "§1: it is similarity that keeps deep post-norm models from training",
-            f"t_sim after the last block at the end: {spell('{} {:.3f}', alike, '; ')}",
+            f"t_sim after the last block at the end: {spell('{} {:.3f}', alike, '; ')}; training loss of post-norm "
+            f"{final[POST]:.3f}, of pre-norm {pre:.3f}",
             f"post-norm above {COLLAPSED}, pre-norm below",
             alike[POST] > COLLAPSED > alike[PRE],
-            when=gap >= FAILS,
+            when=final[POST] - pre >= FAILS,
         ),
     ]
 

@@ -33,7 +33,7 @@ from depthscope.remedies import DeEscalate, apply, remove
 from depthscope.text import read_text
 from depthscope.theory import expected_gradient_ratio
 from depthscope_lab.papers.study import Study
-from depthscope_lab.papers.subjects import ids_of
+from depthscope_lab.papers.subjects import as_batch, ids_of
 from depthscope_lab.papers.vocabulary import Claim, Work, axis, curve, judge, line, spell
 
 STATIONS = {"output": "", "attention_input": "read_", "attention_branch": "branch_"}  # what stands before a measure
@@ -46,11 +46,10 @@ ROLES = {
     "norms_gradient": ("norms", drawing.ORANGE),
     "queries_keys_gradient": ("queries, keys", drawing.VERMILION),
 }
-_LINE = CAN_LEARN  # drawn: below it attention hardly learns
 _BASE, _SIGMA = 768, 0.02  # BERT-base: width, and the standard deviation of its weights
-LEVEL = 3.0  # of largest over smallest norm: what counts as "roughly at a constant level", as in yu2024-fig1
 LAW = 1.25  # the factor within which the law must hold on average where tokens are alike
 SLOPE = 0.1  # how far from 1 its power may be, or two standard errors
+_LINE = CAN_LEARN  # drawn: below it attention hardly learns
 HALF = 0.5  # of its size in post-norm: an attention branch that is smaller is discounted
 
 
@@ -68,7 +67,10 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     text = read_text(None)
     ids = ids_of(text, config.tokens, config.samples)["input_ids"]
     bert: Any = build_family("bert", config.depth, config.width, seed=config.seed)
-    _keep_gain(bert, config.width)
+    with torch.no_grad():
+        for layer in bert.encoder.layer.modules():
+            if isinstance(layer, nn.Linear) and config.width != _BASE:
+                layer.weight *= (_BASE / config.width) ** 0.5
     advance, frames = Work(len(MODELS) * config.depth * config.samples, progress), []
     measures, stations = ["token_similarity", "token_diversity", "branch_ratio"], list(STATIONS)
     for name in MODELS:
@@ -83,30 +85,16 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True).assign(text_sha256=text.sha256)
 
 
-def _keep_gain(bert: Any, width: int) -> None:
-    """dσ² of the layers as in BERT-base; at its own width nothing changes."""
-    with torch.no_grad():
-        for layer in bert.encoder.layer.modules():
-            if isinstance(layer, nn.Linear) and width != _BASE:
-                layer.weight *= (_BASE / width) ** 0.5
-
-
 @contextmanager
 def _wired(bert: Any, name: str, config: Config) -> Iterator[tuple[nn.Module, Any]]:
-    """The model, and what makes its inputs of ids (1, n)."""
-    if name == "pre-norm":
-        with torch.no_grad():
-            yield _as_pre_norm(bert, config), lambda ids: {"x": bert.embeddings(ids)}
+    """The model, and what makes its inputs of ids (1, n). Pre-norm has the very layers of BERT: nothing is copied."""
+    if name != "pre-norm":
+        if name == "de-escalated":
+            apply(bert, DeEscalate(1.0))
+        yield bert, as_batch
+        if name == "de-escalated":
+            remove(bert)
         return
-    if name == "de-escalated":
-        apply(bert, DeEscalate(1.0))
-    yield bert, lambda ids: {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    if name == "de-escalated":
-        remove(bert)
-
-
-def _as_pre_norm(bert: Any, config: Config) -> Encoder:
-    """The very layers of BERT, norms before the branches. Nothing is copied."""
     heads = bert.config.num_attention_heads
     block = BlockConfig(config.width, heads, ffn=partial(FeedForward, activation=nn.GELU), placement=pre_norm)
     with torch.device("meta"):
@@ -118,7 +106,8 @@ def _as_pre_norm(bert: Any, config: Config) -> Encoder:
         ours.attention.output = layer.attention.output.dense
         ours.ffn[0], ours.ffn[2] = layer.intermediate.dense, layer.output.dense
         ours.norm1, ours.norm2 = layer.attention.output.LayerNorm, layer.output.LayerNorm
-    return encoder
+    with torch.no_grad():
+        yield encoder, lambda ids: {"x": bert.embeddings(ids)}
 
 
 def _law(model: nn.Module, inputs: list[dict[str, Tensor]], config: Config) -> pd.DataFrame:
@@ -145,18 +134,17 @@ def _law(model: nn.Module, inputs: list[dict[str, Tensor]], config: Config) -> p
 
 def draw(frame: pd.DataFrame) -> Any:
     figure, axes = drawing.panels(2, 2, width=5.0, height=3.4)
+    by_role, ratios, branches = axes[:2], *axes[2:]
     last = int(frame["block"].max())
-    for ax, model in zip(axes[:2], ("post-norm", "de-escalated"), strict=True):
+    for ax, model in zip(by_role, ("post-norm", "de-escalated"), strict=True):
         for measure, (name, colour) in ROLES.items():
             line(ax, curve(frame, model=model, measure=measure), colour, name)
         axis(ax, f"{model}: gradient by role", "block", "‖∂loss/∂weights‖", log=True, last=last)
-    ratios, branches = axes[2:]
     for model, colour in COLOURS.items():
         line(ratios, _ratio(frame, model), colour, model)
         if model != "de-escalated":  # where the mean is taken out the law's premise is
-            line(
-                ratios, curve(frame, model=model, measure="law"), colour, f"law, {model}", linewidth=1.2, linestyle=":"
-            )
+            law = curve(frame, model=model, measure="law")
+            line(ratios, law, colour, f"law, {model}", linewidth=1.2, linestyle=":")
         rest = curve(frame, model=model, measure="branch_token_diversity")
         line(branches, curve(frame, model=model, measure="branch_branch_ratio"), colour, f"size, {model}")
         line(branches, rest, colour, f"differs, {model}", linewidth=1.2, linestyle="--")
@@ -174,32 +162,38 @@ def _ratio(frame: pd.DataFrame, model: str) -> pd.Series:
 
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
-    collapses = bool(curve(frame, model="post-norm", measure="read_token_similarity").iloc[-1] > ALIKE)
-    total, ratio = curve(frame, model="post-norm", measure="weight_gradient"), {m: _ratio(frame, m) for m in MODELS}
-    role = {
-        name: curve(frame, model="post-norm", measure=f"{name}_gradient")
-        for name in ("queries_keys", "values_output", "ffn")
-    }
-    falls = {name: norms.iloc[0] / norms.iloc[-1] for name, norms in role.items()}
-    able = {model: int((own >= CAN_LEARN).sum()) for model, own in ratio.items()}
+    of_post = {name: curve(frame, model="post-norm", measure=name) for name in frame["measure"].unique()}
+    collapses = bool(of_post["read_token_similarity"].iloc[-1] > ALIKE)
+    ratio = {model: _ratio(frame, model) for model in MODELS}
     post, pre = ratio["post-norm"], ratio["pre-norm"]
+    norms = {role: of_post[f"{role}_gradient"] for role in ("queries_keys", "values_output", "ffn")}
+    falls = {role: norm.iloc[0] / norm.iloc[-1] for role, norm in norms.items()}
+    able = {model: int((own >= CAN_LEARN).sum()) for model, own in ratio.items()}
     # §1.3, asked twice: of the size of what attention adds, and of the part of it that differs between tokens.
     discount = "“does not discount, explicitly or implicitly, the role of self-attention” (§1.3)"
-    late = slice(len(total) // 2, None)  # the second half: where post-norm has collapsed
+    late = slice(len(post) // 2, None)  # the second half: where post-norm has collapsed
     size, differs = (
         {m: curve(frame, model=m, measure=f"branch_{name}").iloc[late].mean() for m in MODELS}
         for name in ("branch_ratio", "token_diversity")
     )
     carried = {m: size[m] * differs[m] ** 0.5 for m in MODELS}
-    told_size, told_differs, told_carried = (spell("{} {:.2g}", found) for found in (size, differs, carried))
+
+    # The law, where tokens are alike.
+    alike = of_post["read_token_similarity"] >= ALIKE
+    measured, law, holds = post[alike], of_post["law"][alike], False
+    found = "fewer than five blocks read tokens that are alike"
+    if enough := len(measured) >= 5:
+        off = measured / law
+        mean = float(np.exp(np.log(off).mean()))
+        (slope, _), spread = np.polyfit(np.log(law), np.log(measured), 1, cov=True)
+        error = float(spread[0, 0] ** 0.5)
+        found = (
+            f"measured over predicted {mean:.2f} on average ({off.min():.2f} to {off.max():.2f}) in the {len(off)} "
+            f"blocks that read t_sim ≥ {ALIKE:g}; ratio {measured.iloc[0]:.2g} → {measured.iloc[-1]:.2g}; "
+            f"in logarithms the slope against the law is {slope:.2f} ± {error:.2f}"
+        )
+        holds = 1 / LAW < mean < LAW and bool(abs(slope - 1) < max(SLOPE, 2 * error))
     return [
-        judge(
-            "the norm of a block's whole gradient stays at one level in post-norm",
-            "“remains roughly at a constant level” (§1.1, Fig. 1)",
-            f"largest over smallest {total.max() / total.min():.2f} over {len(total)} blocks",
-            f"a factor of {LEVEL:g}",
-            total.max() / total.min() < LEVEL,
-        ),
         judge(
             "gradients do not vanish in post-norm, by role",
             "“gradient vanishing or exploding is not occurring” (§1.1)",
@@ -209,7 +203,15 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             max(falls.values()) < 10,
             lacks="" if collapses else "the tokens do not become alike in so few blocks",
         ),
-        _follows_law(frame, collapses),
+        judge(
+            "the gradient of queries and keys goes like t_div: ratio to values and output = c·t_div",
+            "not in the paper; c = (‖X‖²/n)σ²/√r from `theory.expected_gradient_ratio`, nothing fitted",
+            found,
+            f"a factor of {LAW:g} on average (geometric), and a slope within {SLOPE:g}, or two standard errors, "
+            "of 1: each block has one draw of its weights, which scatters",
+            holds,
+            when=collapses and enough,
+        ),
         judge(
             "de-escalation lets attention learn in every block, post-norm does not",
             "not in the paper",
@@ -230,7 +232,7 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
         judge(
             "de-escalation does not discount self-attention: the size of its branch",
             discount,
-            f"branch over trunk in the second half of the blocks: {told_size}",
+            f"branch over trunk in the second half of the blocks: {spell('{} {:.2g}', size)}",
             f"at least {HALF:g} of its size in post-norm",
             size["de-escalated"] >= HALF * size["post-norm"],
             when=collapses,
@@ -238,42 +240,13 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
         judge(
             "de-escalation does not discount self-attention: what its branch carries",
             discount,
-            f"share of the branch's energy that differs between tokens: {told_differs}; "
-            f"size of that part over the trunk: {told_carried}",
+            f"share of the branch's energy that differs between tokens: {spell('{} {:.2g}', differs)}; "
+            f"size of that part over the trunk: {spell('{} {:.2g}', carried)}",
             "the part that differs is no smaller than in post-norm",
             carried["de-escalated"] >= carried["post-norm"],
             when=collapses,
         ),
     ]
-
-
-def _follows_law(frame: pd.DataFrame, collapses: bool) -> Claim:
-    post = {name: curve(frame, model="post-norm", measure=name) for name in ("law", "read_token_diversity")}
-    alike = curve(frame, model="post-norm", measure="read_token_similarity") >= ALIKE
-    ratio, law, diversity = (own[alike] for own in (_ratio(frame, "post-norm"), *post.values()))
-    holds, ours = False, "fewer than five blocks read tokens that are alike"
-    if enough := len(ratio) >= 5:
-        off = ratio / law
-        mean = float(np.exp(np.log(off).mean()))
-        (slope, _), spread = np.polyfit(np.log(law), np.log(ratio), 1, cov=True)
-        alone = float(np.polyfit(np.log(diversity), np.log(ratio), 1)[0])  # less, as r falls with depth
-        error = float(spread[0, 0] ** 0.5)
-        ours = (
-            f"measured over predicted {mean:.2f} on average ({off.min():.2f} to {off.max():.2f}) in the {len(off)} "
-            f"blocks that read t_sim ≥ {ALIKE:g}; ratio {ratio.iloc[0]:.2g} → {ratio.iloc[-1]:.2g}, t_div "
-            f"{diversity.iloc[0]:.2g} → {diversity.iloc[-1]:.2g}; "
-            f"in logarithms the slope against the law is {slope:.2f} ± {error:.2f}, against t_div alone {alone:.2f}"
-        )
-        holds = 1 / LAW < mean < LAW and bool(abs(slope - 1) < max(SLOPE, 2 * error))
-    return judge(
-        "the gradient of queries and keys goes like t_div: ratio to values and output = c·t_div",
-        "not in the paper; c = (‖X‖²/n)σ²/√r from `theory.expected_gradient_ratio`, nothing fitted",
-        ours,
-        f"a factor of {LAW:g} on average (geometric), and a slope within {SLOPE:g}, or two standard errors, "
-        "of 1: each block has one draw of its weights, which scatters",
-        holds,
-        when=collapses and enough,
-    )
 
 
 PAPER = {"paper": Config(width=768, tokens=128, samples=2)}  # 9 GB

@@ -2,7 +2,7 @@
 
 The paper states it and shows no figure. Post-norm blocks, with and without the FFN, for several α, all
 through the same weights, in float64 from random tokens down to rounding: differences of tokens end at
-1e-16 of the tokens, so t_div, their square, at about 1e-32. In float32 it ends at about 1e-14.
+1e-16 of the tokens, so t_div, their square, at about 1e-32.
 """
 
 from __future__ import annotations
@@ -13,22 +13,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
 
-from depthscope.drawing import BLACK, GREY, PALETTE, legend_below, panels
+from depthscope.drawing import BLACK, PALETTE, legend_below, panels
 from depthscope.measures import token_diversity
 from depthscope.progress import Share
 from depthscope.theory import asymptotic_rate
 from depthscope_lab.papers.simulation.blocks import attention_half, ffn_half
 from depthscope_lab.papers.simulation.collapse_rate import FLOOR, LOCAL, Fit, allowed, fit, walk
-from depthscope_lab.papers.simulation.size import Size
-from depthscope_lab.papers.simulation.weights import Linear, Weights
+from depthscope_lab.papers.simulation.weights import Size
 from depthscope_lab.papers.study import Study
 from depthscope_lab.papers.vocabulary import Claim, axis, judge, line, rows, table
 
 CHUNK = 16  # trials at a time: their weights are 0.1 GB at width 256
 VARIANTS = ("attention", "attention + FFN")
-_KEYS = ["variant", "alpha", "dtype"]
+_KEYS = ["variant", "alpha"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class Config(Size):
 
 
 def compute(config: Config, progress: Share) -> pd.DataFrame:
-    """One row per variant, dtype, α, trial and block: t_div of what leaves the block.
+    """One row per variant, α, trial and block: t_div of what leaves the block.
 
     The same for all trials of a curve: `mean_diversity`, the geometric mean of t_div, nan where all are 0;
     `share_left`, its ratio to the block before, both inside the window of the fit, else nan; `predicted_share`.
@@ -49,24 +47,23 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     for part, trials in (parts := config.parts(CHUNK)):
         sampler = config.sampler("theorem", trials, 9, part, 0, dtype=torch.float64)
         start = config.start(trials, 9, part, 1, dtype=torch.float64)
-        curves: list[tuple[str, tuple[float, ...], Tensor]] = [  # tokens (trials, α, n, d)
-            (variant, config.alphas, start.expand(-1, len(config.alphas), -1, -1)) for variant in VARIANTS
-        ]
-        if 1.0 in config.alphas:
-            curves.append((VARIANTS[0], (1.0,), start.float()))
+        start = start.expand(-1, len(config.alphas), -1, -1)  # (trials, α, n, d)
+        curves = dict.fromkeys(VARIANTS, (config.alphas, start))
         for block in range(config.depth + 1):
             weights = sampler.draw() if block else None
-            for place, (variant, alphas, x) in enumerate(curves):
-                if weights is not None and alphas:
-                    x = _block(weights, variant, alphas, x, config.heads)
-                if alphas:
-                    found = {"diversity": (diversity := token_diversity(x))}
-                    first = part * CHUNK
-                    frame = table(found, block=[block], trial=range(first, first + trials), alpha=alphas)
-                    frames.append(frame.assign(variant=variant, dtype=str(x.dtype).removeprefix("torch.")))
-                    # An α whose trials are all at rounding needs no more blocks.
-                    kept = [i for i, most in enumerate(diversity.amax(dim=0).tolist()) if most > FLOOR / 100]
-                    curves[place] = (variant, tuple(alphas[i] for i in kept), x[:, kept])
+            for variant, (alphas, x) in curves.items():
+                if not alphas:
+                    continue
+                if weights is not None:
+                    strength = torch.tensor(alphas, dtype=x.dtype)[:, None, None]
+                    x = attention_half(weights, x, heads=config.heads, alpha=strength)
+                    x = x if variant == VARIANTS[0] else ffn_half(weights, x)
+                diversity, first = token_diversity(x), part * CHUNK
+                places = {"block": [block], "trial": range(first, first + trials), "alpha": alphas}
+                frames.append(table({"diversity": diversity}, **places).assign(variant=variant))
+                # An α whose trials are all at rounding needs no more blocks.
+                kept = [i for i, most in enumerate(diversity.amax(dim=0).tolist()) if most > FLOOR / 100]
+                curves[variant] = (tuple(alphas[i] for i in kept), x[:, kept])
             progress((part + block / config.depth) / len(parts))
     frame = pd.concat(frames, ignore_index=True)
     positive = frame[frame["diversity"] > 0]
@@ -77,50 +74,29 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
     return frame.assign(predicted_share=frame["alpha"].map(asymptotic_rate))
 
 
-def _block(weights: Weights, variant: str, alphas: tuple[float, ...], x: Tensor, heads: int) -> Tensor:
-    if x.dtype == torch.float32:  # without an FFN
-        query, key, value = (Linear(one.weight.float(), None) for one in weights[:3] if isinstance(one, Linear))
-        weights = weights._replace(query=query, key=key, value=value)
-    x = attention_half(weights, x, heads=heads, alpha=torch.tensor(alphas, dtype=x.dtype)[:, None, None])
-    return x if variant == VARIANTS[0] else ffn_half(weights, x)
-
-
 def draw(frame: pd.DataFrame) -> Any:
     figure, (left, right) = panels(2, width=4.8, height=4.0)
+    curves = frame.dropna(subset="mean_diversity").drop_duplicates([*_KEYS, "block"]).set_index("block")
     for alpha, colour in zip(sorted(frame["alpha"].unique()), PALETTE, strict=False):
         for variant, dashes in zip(VARIANTS, ("-", "--"), strict=True):
-            seen = _curve(frame, variant, alpha)["mean_diversity"]
+            seen = rows(curves, variant=variant, alpha=alpha)["mean_diversity"]
             line(left, seen, colour, f"α = {alpha:g}, {variant}", linestyle=dashes)
-        alone = _curve(frame, VARIANTS[0], alpha)
+        alone = rows(curves, variant=VARIANTS[0], alpha=alpha)
         line(right, alone["share_left"].dropna(), colour, f"α = {alpha:g}", linewidth=1.2)
         right.axhline(alone["predicted_share"].iloc[0], color=BLACK, linewidth=1, linestyle=":")
-    single = _curve(frame, VARIANTS[0], 1.0, "float32")
-    if len(single):
-        line(left, single["mean_diversity"], GREY, "α = 1, float32", linewidth=1.2)
     right.plot([], [], color=BLACK, linewidth=1, linestyle=":", label="1/(1 + α²)")
     y = "t_div, geometric mean over trials"
     axis(left, "Diversity to the end of float64", "block", y, log=True, xlim=(0, None))
     axis(right, "What one block leaves of it (no FFN)", "block", "t_div(b) / t_div(b − 1)", ylim=(0, 1))
-    legend_below(left, columns=2)
-    legend_below(right, columns=4)
+    legend_below([left, right], columns=2)
     return figure
-
-
-def _curve(frame: pd.DataFrame, variant: str, alpha: float, dtype: str = "float64") -> pd.DataFrame:
-    """A row per block, where t_div is not 0 yet."""
-    own = rows(frame, variant=variant, alpha=alpha, dtype=dtype)
-    return own.dropna(subset="mean_diversity").drop_duplicates("block").set_index("block")
 
 
 def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
     plain, fed = ({alpha: fit(frame, name, alpha) for alpha in config.alphas} for name in VARIANTS)
-    one = plain.get(1.0)
-    single = rows(frame, dtype="float32")
-    end32 = rows(single, block=single["block"].max())["diversity"].mean()
-    lasts, long = "not reached", None
+    one, lasts, long = plain.get(1.0), "not reached", None
     if one is not None:
-        bend = f"second half over first half of the rate {one.bend:.3f}"
-        lasts = f"{one.blocks} blocks to {one.least:.0e}; {bend}"
+        lasts = f"{one.blocks} blocks to {one.least:.0e}; second half over first half of the rate {one.bend:.3f}"
         long = one.blocks >= 60 and one.least < 1e-17 and abs(one.bend - 1) < 0.1
     return [
         judge(
@@ -146,15 +122,6 @@ def claims(frame: pd.DataFrame, config: Config) -> list[Claim]:
             "1.5 times that: the FFN adds a scatter of its own",
             _agree(fed, config, 1.5),
             "early it does: with the FFN diversity is lower from the first blocks on (ReLU feeds the mean)",
-        ),
-        judge(
-            "float32 cannot show t_div below 1e-14",
-            "not in the paper; ours: differences end at ε of the tokens",
-            f"float32 stays at {end32:.0e}",
-            "within two orders of 1e-14",
-            1e-16 < end32 < 1e-12,
-            "t_div from 1 − t_sim ends at 1e-7 already",
-            when=not np.isnan(end32) and config.depth >= 60,
         ),
     ]
 
