@@ -125,3 +125,18 @@ def test_crossing(curve: list[float], said: str | None):
 def test_ranges():
     assert ranges([1, 2, 3, 5, 7, 8]) == "1–3, 5, 7–8"
     assert ranges([4]) == "4"
+
+
+def test_a_probe_without_options_is_enough_for_a_verdict():
+    """The command line and Python take the same: nothing is said to be missing."""
+    import torch
+
+    import depthscope
+
+    model = Encoder(12, BlockConfig(32, 4, initialise=xavier), generator=seeded(0))
+    rules = [
+        finding.rule
+        for finding in depthscope.diagnose(probe(model, torch.randn(4, 16, 32, generator=seeded(1)))).findings
+    ]
+    assert "steps" in rules
+    assert "not measured" not in rules
