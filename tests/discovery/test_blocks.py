@@ -283,12 +283,74 @@ class Named(nn.Module):
         for layer in (self.first, self.second, self.third):
             x = after(layer(x))
             states.append(x)
-            x = self.norm(x)
+            x = self.between(x)
+        return states, x
+
+    def between(self, x: Tensor) -> Tensor:
+        return self.norm(x)
+
+
+class Plain(nn.Linear):
+    """A layer of somebody's own."""
+
+
+class Injecting(nn.Module):
+    """Two blocks that run three times, each on what the one before returned and on the first tokens (x₀, nanochat)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(2))
+        for layer in self.layers:
+            layer.mix = nn.Sequential(Plain(8, 8), Plain(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.loop(x, lambda x: x)[1]
+
+    def between(self, x: Tensor) -> Tensor:
+        return 1.1 * x + 0.2 * self.first
+
+    def loop(self, x: Tensor, after: Callable[[Tensor], Tensor]) -> tuple[list[Tensor], Tensor]:
+        self.first = x
+        states: list[Tensor] = []
+        for layer in [*self.layers] * 3:
+            x = self.between(x)
+            states = states or [x]
+            x = after(layer(x))
+            states.append(x)
+        return states, x
+
+
+class OverBlocks(Block):
+    """Reads a mean over all earlier blocks, and returns them with its own tokens, which leave it twice."""
+
+    def forward(self, history: list[Tensor], x: Tensor) -> tuple[list[Tensor], Tensor]:  # type: ignore[override]
+        x = x + self.ffn(torch.stack(history).mean(dim=0)) + self.mix(x).mean(dim=1, keepdim=True)
+        return [*history, x], x
+
+
+class WithHistory(nn.Module):
+    """Attention residuals."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(OverBlocks() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.loop(x, lambda x: x)[1]
+
+    def loop(self, x: Tensor, after: Callable[[Tensor], Tensor]) -> tuple[list[Tensor], Tensor]:
+        states, history = [x], [x]
+        for layer in self.layers:
+            history, x = layer(history, x)
+            history[-1] = x = after(x)
+            states.append(x)
         return states, x
 
 
 KINDS = [
     Looped,
+    Injecting,
+    WithHistory,
     WithSummaries,
     WithContext,
     TwoStreams,
@@ -368,8 +430,8 @@ def test_skipping_a_block_passes_its_input_on(kind: Callable[[], nn.Module]):
 
     with torch.no_grad():
         entered = model.loop(X, lambda x: x)[0][1]
-        if kind is Named:
-            entered = model.norm(entered)  # what enters the second block is not what left the first
+        if kind in (Named, Injecting):
+            entered = model.between(entered)  # what enters the second block is not what left the first
         _, expected = model.loop(X, skip_second)
     assert table["loss"][2] == pytest.approx(expected.square().mean().item(), rel=1e-5)
 
@@ -486,9 +548,26 @@ class Unnamed(nn.Module):
         return x
 
 
+class Lerping(nn.Module):
+    """nViT: its sums are no sums of PyTorch, and the largest modules that follow each other are parts of one block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        parts = [nn.Sequential(Plain(8, 8), nn.GELU(), Plain(8, 8)) for _ in range(6)]
+        inside = [nn.Sequential(nn.Sequential(part), nn.Sequential(Plain(8, 8))) for part in parts]
+        self.layers = nn.ModuleList(nn.ModuleList(inside[i : i + 2]) for i in range(0, 6, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for parts in self.layers:
+            for part in parts:
+                x = nn.functional.normalize(x.lerp(part(x), 0.3), dim=-1)
+        return x
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
+        (Lerping, r"none of the blocks \['layers.0'.* ran; modules that are called: blocks='layers.\*.0' or"),
         (Experts, "what 'experts.0' returns does not enter 'experts.1'"),
         (Convolutions, r"expected tokens .* in 'blocks.0', got a map of features \(3, 8, 8, 8\)"),
         (Unnamed, r"none of the blocks \['layers.0'.* ran; modules that are called: blocks='layers.\*.0' or"),

@@ -223,3 +223,22 @@ def test_blocks_that_are_not_called_are_an_error_at_the_second_pass():
     with pytest.raises(ValueError, match=r"'blocks.0' and the other blocks were not called"):
         model(x)
     assert torch.equal(depthscope.remove(model)(x), model(x))
+
+
+class Turned(FromIds):
+    """Tokens (batch, d, n)."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids).transpose(1, 2)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_tokens_whose_axes_are_exchanged_are_refused_where_both_are_as_long(size: int):
+    ids = torch.randint(20, (size, 8), generator=seeded(0))
+    for verb in (depthscope.probe, lambda model, inputs: depthscope.apply(model, DeEscalate(0.5), inputs=inputs)):
+        with pytest.raises(ValueError, match=r"the tokens of the blocks are \(batch, d, n\)"):
+            verb(Turned(1), ids)
+    assert depthscope.probe(FromIds(1), ids).depth == 3

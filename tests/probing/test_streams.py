@@ -49,8 +49,34 @@ class Own(nn.Module):
         return x.mean(dim=2)
 
 
+class OfOne(Mixing):
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        return super().forward(x.unflatten(0, (-1, 2)).transpose(1, 2), attention_mask).transpose(1, 2).flatten(0, 1)
+
+
+class Folded(Own):
+    """Streams that stand in the batch, (batch · 2, n, d), as in lucidrains' packages and in an mHC nanoGPT."""
+
+    def __init__(self, *, side_by_side: bool = True) -> None:
+        super().__init__()
+        self.side_by_side, self.layers = side_by_side, nn.ModuleList(OfOne() for _ in range(3))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        x = self.embed(input_ids)
+        if not self.side_by_side:  # (2 · batch, n, d)
+            x = x.repeat(2, 1, 1)
+            for layer in self.layers:
+                x = x + layer.layer(layer.norm(x)).cumsum(dim=1).unflatten(0, (2, -1)).flip(0).flatten(0, 1)
+            return x.unflatten(0, (2, -1)).mean(dim=0)
+        x = x.repeat_interleave(2, dim=0)
+        for layer in self.layers:
+            x = layer(x, attention_mask)
+        return x.unflatten(0, (-1, 2)).mean(dim=1)
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "own": Own,
+    "folded": Folded,
     "deepseek-v4": lambda: hf.DeepseekV4ForCausalLM(hf.DeepseekV4Config(**DEEPSEEK)),
     "hy-v4": lambda: hf.HYV4ForCausalLM(hf.HYV4Config(**HY, eos_token_id=2, bos_token_id=1)),
 }
@@ -75,6 +101,9 @@ def states_of(model: Any, inputs: dict[str, Tensor], change: Callable[[Tensor], 
     states: list[Tensor] = []
 
     def keep(_module: nn.Module, _args: Any, returned: Any) -> Any:
+        if isinstance(model, Folded):
+            states.append(change(returned.unflatten(0, (-1, 2)).transpose(1, 2)))
+            return states[-1].transpose(1, 2).flatten(0, 1)
         states.append(change(returned if isinstance(returned, Tensor) else returned[0]))
         return states[-1] if isinstance(returned, Tensor) else (states[-1], *returned[1:])
 
@@ -128,7 +157,7 @@ def test_a_remedy_takes_the_mean_over_the_tokens_of_each_stream(name: str):
 
     whole = {"input_ids": IDS, "attention_mask": torch.ones_like(MASK)}
     expected = states_of(model, whole, half)[-1]
-    depthscope.apply(model, DeEscalate(0.5), **({"inputs": PADDED} if name == "own" else {}))
+    depthscope.apply(model, DeEscalate(0.5), **({"inputs": PADDED} if name in ("own", "folded") else {}))
     assert_close(states_of(model, whole)[-1], expected, rtol=1e-4, atol=1e-5)
     with torch.no_grad():
         padded = states_of(model, PADDED)[-1][1:, :4]
@@ -186,28 +215,6 @@ def test_a_watched_training_step_has_the_numbers_of_a_probe():
     assert found.tolist()[-3:] == pytest.approx(expected[-3:], abs=1e-5)
 
 
-class OfOne(Mixing):
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        return x.unflatten(0, (-1, 2)).flip(1).flatten(0, 1) + self.layer(self.norm(x)).cumsum(dim=1)
-
-
-class Folded(nn.Module):
-    """Streams that stand in the batch, (batch · 2, n, d)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.layers = nn.Embedding(50, 16), nn.ModuleList(OfOne() for _ in range(3))
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        x = self.embed(input_ids).repeat_interleave(2, dim=0)
-        for layer in self.layers:
-            x = layer(x)
-        return x.unflatten(0, (-1, 2)).mean(dim=1)
-
-
-def test_streams_in_the_batch_are_said_or_refused():
-    profile = depthscope.probe(Folded(), IDS[:1])
-    assert any("2 sequences for 1 of ids: 2 streams" in note for note in profile.metadata["notes"])
-    for inputs in (IDS, PADDED):
-        with pytest.raises(ValueError, match=r"the change of one sequence|attention_mask is \(2, 7\)"):
-            depthscope.probe(Folded(), inputs)
+def test_streams_that_do_not_stand_side_by_side_are_refused():
+    with pytest.raises(ValueError, match="the change of one sequence"):
+        depthscope.probe(Folded(side_by_side=False), PADDED)

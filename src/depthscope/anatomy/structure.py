@@ -185,7 +185,8 @@ class Anatomy:
     causal_by: Literal["", "user", "tried"] = ""  # who says whether it is causal: the family, the user, or a trial
     sees_some_later: bool = False  # by trial: tokens see some later ones, but not all; it counts as causal
     right_to_left: bool = False  # by trial: tokens see later ones, and no earlier ones
-    streams: bool = False  # activations are (batch, n, streams, d), as with hyper-connections
+    streams: bool = False  # activations are (batch, n, streams, d), as with hyper-connections; or, where `folded`
+    folded: int = 1  # says how many there are, (batch · streams, n, d) with those of a sequence side by side
     between: tuple[int, ...] | None = None  # applications before which something else stands; None: not looked for
 
     @property

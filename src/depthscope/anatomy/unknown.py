@@ -149,11 +149,13 @@ def unknown_anatomy(found: Sequence[tuple[str, nn.Module, Ends]], note: str) -> 
 
 
 def is_solid(module: nn.Module) -> bool:
-    """Whether a module could be a block: it has parameters, and is more than one of PyTorch's layers."""
+    """Whether a module could be a block: it has parameters, and is more than one of PyTorch's layers, or of a class
+    that is made of one."""
     if any(next(child.parameters(), None) is not None for child in module.children()):
         return True
+    kinds = (kind for kind in type(module).__mro__ if kind.__module__.startswith("torch.nn."))
     own = any(parameter.ndim > 1 for parameter in walking.parameters(module))  # a norm has none
-    return own and not type(module).__module__.startswith("torch.nn.")
+    return own and next(kinds) is nn.Module
 
 
 def has_parts(module: nn.Module) -> bool:

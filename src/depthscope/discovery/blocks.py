@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 
-import torch
 from torch import Tensor, nn
 
 from depthscope.anatomy import Anatomy, BlockAnatomy, anatomy_of
@@ -29,7 +27,7 @@ from depthscope.anatomy.unknown import (
     unknown_anatomy,
 )
 from depthscope.discovery.chains import Chain, Links, Passage
-from depthscope.discovery.tracing import Call, Passed, States, follow
+from depthscope.discovery.tracing import Call, States, follow
 from depthscope.hooks.tokens import count_ways
 from depthscope.inputs.batches import Batch
 from depthscope.safety import undisturbed
@@ -55,6 +53,10 @@ def find_anatomy(model: nn.Module, batch: Batch | None, blocks: str | None = Non
     if listed is not None and blocks is not None:
         return _named(model, blocks, listed, calls, states, batch)
     chains = sorted(_all_chains(model, calls, states), key=_rank, reverse=True)
+    if listed is not None and not (chains and _share_of_one(listed, chains[0]) >= MOST):
+        mine = [call for call in calls if any(call.module is block.module for block in listed.blocks)]
+        chains = Links(mine, states, calls[0].left, injected=True).all_chains(mine)
+        chains = [chain for chain in chains if len(chain) == len(mine) > 2]
     if not chains:
         if listed is None:
             raise ValueError(none_listed)
@@ -79,7 +81,7 @@ def depth_of(model: nn.Module, anatomy: Anatomy) -> int:
 
 def _found(model: nn.Module, listed: Anatomy | None, chains: list[Chain], calls: list[Call], batch: Batch) -> Anatomy:
     trunk = _inside_stages(chains[0], chains)
-    streams, notes = _streams(trunk, batch)
+    streams = _streams(trunk, batch)
     all_ends = _all_ends(trunk)
     anatomy = unknown_anatomy([(p.call.name, p.call.module, all_ends[p.call.name]) for p in trunk], NOTE)
     listed_too = listed is not None and [b.module for b in listed.blocks] == [b.module for b in anatomy.blocks]
@@ -87,18 +89,24 @@ def _found(model: nn.Module, listed: Anatomy | None, chains: list[Chain], calls:
     pairs = enumerate(pairwise(trunk), start=2)
     return replace(
         anatomy,
-        notes=(*anatomy.notes, *notes, *([OUTSIDE] if any(passage.added for passage in trunk) else [])),
+        notes=(*anatomy.notes, *([OUTSIDE] if any(passage.added for passage in trunk) else [])),
         spelled=None if needs_no_word else spell(model, anatomy.blocks),
         left_out=tuple(_left_out(model, trunk, chains, calls)),
         applications=len(trunk),
-        streams=streams,
+        streams=streams != 1,
+        folded=max(1, streams),
         between=tuple(number for number, (before, after) in pairs if after.entrance.state != before.state),
     )
 
 
 def _all_chains(model: nn.Module, calls: list[Call], states: States) -> list[Chain]:
     """The chains of modules that could be blocks; if there are none, of all that have parameters, or of all."""
-    links, list_of = Links(calls, states, calls[0].left), partial(_list_around, model)
+    links = Links(calls, states, calls[0].left)
+
+    def list_of(call: Call) -> str:
+        around = call.name.rpartition(".")[0]
+        return around if isinstance(model.get_submodule(around), nn.ModuleList) else ""
+
     for could_be in (is_solid, lambda module: next(module.parameters(), None) is not None, lambda _module: True):
         chosen = [call for call in links.calls if call.all_around and could_be(call.module)]
         groups: dict[tuple[int, type], list[Call]] = {}  # of modules of one class that stand equally deep
@@ -132,11 +140,6 @@ def _beside(group: list[Call], calls: list[Call], list_of: Callable[[Call], str]
         for call in equally_deep
         if len(group) <= 2 * often[type(call.module)] <= 4 * len(group) or list_of(call) in lists
     ]
-
-
-def _list_around(model: nn.Module, call: Call) -> str:
-    around = call.name.rpartition(".")[0]
-    return around if isinstance(model.get_submodule(around), nn.ModuleList) else ""
 
 
 def _rank(chain: Chain) -> tuple[int, int, bool, int]:
@@ -183,6 +186,13 @@ def _left_out(model: nn.Module, trunk: Chain, chains: list[Chain], calls: list[C
         yield f"these blocks also run outside their chain: {runs - len(trunk)} of {runs} runs do not follow the others"
 
 
+def _share_of_one(listed: Anatomy, chain: Chain) -> float:
+    """How much of the one block by its looks that a chain stands in is in the chain; 1 if it is in none, or several."""
+    around = {b.name: b.module for b in listed.blocks for p in chain if p.call.name.startswith(f"{b.name}.")}
+    inside = all(p.call.name.startswith(tuple(f"{name}." for name in around)) for p in chain)
+    return size_of([p.call.module for p in chain]) / size_of([*around.values()]) if inside and len(around) == 1 else 1
+
+
 def _share_of(model: nn.Module, chain: Chain, calls: list[Call]) -> float:
     """How much of the model's parameters, embeddings aside, are in a chain and in what stands beside its modules."""
     first, last = chain[0].call, chain[-1].call
@@ -204,7 +214,7 @@ def _named(model: nn.Module, pattern: str, named: Anatomy, calls: list[Call], st
     chains = links.all_chains(mine)
     passages = [passage for call in mine for passage in links.passages[id(call)]]
     said = any(ends_of(block) != Ends() for block in named.blocks)
-    streams, notes = _streams(passages, batch, may_be_maps=said)
+    streams = _streams(passages, batch, may_be_maps=said)
     all_ends = {
         block.name: own if (own := ends_of(block)) != Ends() else _ends_in(block, chains, passages)
         for block in named.blocks
@@ -216,14 +226,14 @@ def _named(model: nn.Module, pattern: str, named: Anatomy, calls: list[Call], st
     as_said = all(all_ends[block.name] == ends_of(block) for block in named.blocks)
     return replace(
         anatomy,
-        notes=(*anatomy.notes, *notes),
         spelled=pattern if as_said else spell(model, anatomy.blocks),
         left_out=(
             *(f"what one block returns does not enter the next, or not alone: {pair}" for pair in broken[:3]),
             *([f"blocks that were not called: {', '.join(idle)}"] if idle else []),
         ),
         applications=len(mine),
-        streams=streams,
+        streams=streams != 1,
+        folded=max(1, streams),
     )
 
 
@@ -232,8 +242,7 @@ def _ends_in(block: BlockAnatomy, chains: list[Chain], passages: list[Passage]) 
         if any(passage.call.module is block.module for passage in chain):
             return _all_ends(chain)[block.name]
     ways = {passage.ends for passage in passages if passage.call.module is block.module}
-    plain = [way for way in ways if not way.added]
-    if len(plain) > 1:
+    if len(plain := [way for way in ways if not way.added]) > 1:
         said = ", ".join(f"{block.name}{way.spelled}" for way in sorted(plain, key=str))
         raise ValueError(
             f"several tensors could be the tokens of {block.name!r}: say which with blocks=, one of {said}"
@@ -264,26 +273,20 @@ def why_not(blocks: Sequence[BlockAnatomy], calls: list[Call]) -> str | None:
 # --- what passes the blocks ---------------------------------------------------------------------------
 
 
-def _streams(passages: Sequence[Passage], batch: Batch, *, may_be_maps: bool = False) -> tuple[bool, list[str]]:
-    """Whether tokens are (batch, n, streams, d) where ids are (batch, n): hyper-connections, and no maps of features,
-    which are refused; and a note where blocks have several times the sequences of the ids."""
+def _streams(passages: Sequence[Passage], batch: Batch, *, may_be_maps: bool = False) -> int:
+    """How many streams stand in the batch (1: none), or 0 where tokens are (batch, n, streams, d) and ids (batch, n):
+    hyper-connections, and no maps of features, which are refused."""
     given = [value for value in (*batch.args, *batch.kwargs.values()) if isinstance(value, Tensor)]
     ids = {tuple(value.shape) for value in given if value.ndim == 2 and not value.is_floating_point()}
     shapes = {tuple(passage.entrance.shape) for passage in passages}
     if shapes and all(len(shape) == 4 and shape[:2] in ids for shape in shapes):
-        return True, []
+        return 0
     if not may_be_maps:
         _refuse_maps(passages, ids)
     if len(ids) != 1 or len(shapes) != 1:
-        return False, []
-    ((sequences, n),), (shape,) = ids, shapes
-    times = shape[0] // sequences
-    if len(shape) != 3 or shape[1] != n or times < 2 or shape[0] != times * sequences:
-        return False, []
-    return False, [
-        f"the blocks have {shape[0]} sequences for {sequences} of ids: {times} streams (hyper-connections) that stand "
-        "in the batch are each measured as a sequence"
-    ]
+        return 1
+    ((sequences, n),), ((size, *axes),) = ids, shapes
+    return max(1, size // sequences) if len(axes) == 2 and axes[0] == n and size % sequences == 0 else 1
 
 
 def _refuse_maps(passages: Sequence[Passage], ids: set[tuple[int, ...]]) -> None:
@@ -333,14 +336,8 @@ def _all_ends(trunk: Chain) -> dict[str, Ends]:
 def _is_only_way(passage: Passage) -> bool:
     """Whether `first_tokens` finds these tokens on both sides, and nothing else could be meant."""
 
-    def shapes(passed: Sequence[Passed]) -> list[torch.Size]:
-        once = {p.path if p.state is None else p.state: p.shape for p in passed}  # one that is there twice counts once
-        return list(once.values())
-
-    def first(passed: Sequence[Passed]) -> Passed | None:
-        return next((p for axes in (3, 2) for p in passed if len(p.shape) == axes), None)
-
-    call = passage.call
-    firsts = (first(call.entered), first(call.left))
-    is_only = count_ways(shapes(call.entered), shapes(call.left)) == 1 and not passage.added
+    sides = passage.call.entered, passage.call.left
+    once = ({p.path if p.state is None else p.state: p.shape for p in side} for side in sides)  # by state
+    firsts = tuple(next((p for axes in (3, 2) for p in side if len(p.shape) == axes), None) for side in sides)
+    is_only = count_ways(*(list(shapes.values()) for shapes in once)) == 1 and not passage.added
     return is_only and len(passage.exit.shape) < 4 and firsts == (passage.entrance, passage.exit)

@@ -241,8 +241,8 @@ def seen(model: nn.Module, anatomy: Anatomy, batch: Batch, changed: Tensor | Non
     said: list[bool | None] = []
 
     def keep(visit: Visit, _station: str, tokens: Tensor, source: Tensor) -> None:
-        real, given = visit.real, visit.entered
-        if anatomy.streams and source.ndim == 4:  # a change may reach any stream of a token
+        real, given = visit.real, visit.with_streams(visit.entered)
+        if anatomy.streams and (source := visit.with_streams(source)).ndim == 4:  # a change may reach any stream
             tokens, given, real = source.flatten(2), given.flatten(2), visit.real_of_sequences
         if visit.number == 1:
             first = given if anatomy.streams else batch_first(given, anatomy.token_axis, visit.shape, anatomy.maps)
@@ -252,12 +252,16 @@ def seen(model: nn.Module, anatomy: Anatomy, batch: Batch, changed: Tensor | Non
         said.append(machine.running.now.bidirectional)
 
     def change(visit: Visit, given: Tensor) -> Tensor | None:
-        if visit.number == 1 and changed is not None and anatomy.streams and given.ndim == 4:
-            return torch.where(changed.to(given.device)[..., None, None], other_numbers(given), given)
-        tokens = batch_first(given, anatomy.token_axis, visit.shape, anatomy.maps)
-        if visit.number > 1 or changed is None or tokens is None or tokens.shape[:2] != changed.shape:
+        if visit.number > 1 or changed is None:
             return None
-        other = torch.where(changed.to(tokens.device).unsqueeze(-1), other_numbers(tokens), tokens)
+        here = changed.to(given.device)
+        if anatomy.streams:
+            here = here[..., None, None] if given.ndim == 4 else here.repeat_interleave(visit.streams, 0)[..., None]
+            return torch.where(here, other_numbers(given), given)
+        tokens = batch_first(given, anatomy.token_axis, visit.shape, anatomy.maps)
+        if tokens is None or tokens.shape[:2] != changed.shape:
+            return None
+        other = torch.where(here.unsqueeze(-1), other_numbers(tokens), tokens)
         return as_given(other, anatomy.token_axis, given)
 
     acts: list[Listen | Change] = [Listen({"output"}, keep)]

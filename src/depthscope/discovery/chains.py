@@ -42,13 +42,16 @@ Used = frozenset[tuple[Call, Passed]]
 class Links:
     """The passages of some calls, in the order of time, and which of them follow each other."""
 
-    def __init__(self, calls: Sequence[Call], states: States, returned: Sequence[Passed]):
+    def __init__(self, calls: Sequence[Call], states: States, returned: Sequence[Passed], injected: bool = False):
         self.states = states
         self.returned = returned  # by the model
         sums = {parts: state for state, parts in states.sums.items()}
         self.passages = {id(call): _passages(call, sums) for call in calls}
         self.calls = [call for call in calls if self.passages[id(call)]]
         self._older: dict[int, frozenset[int]] = {}
+        # What enters the first call may be mixed again with what enters all others (x ← λx + μx₀).
+        first = self.passages[id(self.calls[0])] if injected and self.calls else ()
+        self.injected = frozenset[int]().union(*map(self._older_than, first))
 
     def before(self, entrance: Passed, among: Sequence[Passage]) -> list[Passage]:
         """The passages from which these tokens come, with nothing older beside them."""
@@ -62,7 +65,7 @@ class Links:
             passage
             for passage in among
             if passage.state in walked and len(passage.exit.shape) == len(entrance.shape)
-            if not (walked - {passage.state}) & self._older_than(passage)
+            if not (walked - {passage.state} - self.injected) & self._older_than(passage)
         ]
 
     def _older_than(self, passage: Passage) -> frozenset[int]:
@@ -171,9 +174,10 @@ def _like(passage: Passage, other: Passage | None) -> tuple[bool, bool]:
 
 def _passages(call: Call, sums: dict[frozenset[int], int]) -> tuple[Passage, ...]:
     found = []
+    shortest = {p.state: len(p.path) for p in sorted(call.left, key=lambda p: -len(p.path))}  # one may leave twice
     for entrance in call.entered:
         for leaves in call.left:
-            if leaves.state is None or leaves.state == entrance.state:
+            if leaves.state is None or leaves.state == entrance.state or len(leaves.path) > shortest[leaves.state]:
                 continue
             if entrance.shape == leaves.shape and len(entrance.shape) in AXES:
                 found.append(Passage(call, entrance, leaves, leaves.state, False))

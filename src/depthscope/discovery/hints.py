@@ -72,7 +72,7 @@ def anatomy_with_hints(model: nn.Module, hints: Mapping[str, Any], batch: Batch 
     if anatomy.family != "unknown" or batch is None:
         return anatomy
     with undisturbed(model):
-        if axis is None:
+        if axis is None or anatomy.folded > 1:  # whose streams must stand side by side
             anatomy = anatomy.with_token_axis(find_token_axis(model, anatomy, batch))
         return seen_by_structure(model, anatomy, batch)
 

@@ -26,6 +26,8 @@ def find_token_axis(model: nn.Module, anatomy: Anatomy, batch: Batch) -> int:
     Up to three more passes of the model. Refuses a model in which the change of one sequence changes others.
     """
     before, known = _outputs(model, anatomy, batch), []
+    if before and before[0].ndim == 3 and before[0].shape[1] == before[0].shape[2]:
+        _refuse_turned(model, anatomy, batch)
     for axis in (0, 1):
         changed = next(with_one_input_changed(batch, partial(_with_first_changed, axis=axis)), None)
         if changed is None:
@@ -47,15 +49,35 @@ def find_token_axis(model: nn.Module, anatomy: Anatomy, batch: Batch) -> int:
     return 1 - batch_axes.pop() if len(batch_axes) == 1 else anatomy.token_axis
 
 
-def _outputs(model: nn.Module, anatomy: Anatomy, batch: Batch) -> list[Tensor]:
+def _refuse_turned(model: nn.Module, anatomy: Anatomy, batch: Batch) -> None:
+    """Where tokens are as wide as there are tokens: a change of the first of the ids must not enter as a column."""
+
+    def changed(value: Any) -> Tensor | None:
+        if not isinstance(value, Tensor) or value.ndim != 2 or value.is_floating_point():
+            return None
+        return torch.cat([other_numbers(value[:, :1]), value[:, 1:]], dim=1)
+
+    for other in with_one_input_changed(batch, changed):
+        x, y = (_outputs(model, anatomy, each, "input")[0] for each in (batch, other))
+        if x.ndim == 3 and x.shape == y.shape:
+            moved = (x != y).any(dim=0)  # (n, d)
+            if int(moved.any(dim=0).sum()) == 1 < int(moved.any(dim=1).sum()):
+                raise ValueError(
+                    f"the tokens of the blocks are (batch, d, n), {tuple(x.shape)}: a token of the inputs changes a "
+                    "column of it. Name blocks whose tokens are (batch, n, d) with blocks='path.to.layers.*'"
+                )
+
+
+def _outputs(model: nn.Module, anatomy: Anatomy, batch: Batch, station: str = "output") -> list[Tensor]:
     found: list[Tensor] = []
 
-    def keep(_visit: Visit, _station: str, _tokens: Tensor, source: Tensor) -> None:
+    def keep(visit: Visit, _station: str, _tokens: Tensor, source: Tensor) -> None:
+        source = visit.with_streams(source)
         if source.ndim == 4:
             source = source.flatten(2) if anatomy.streams else source.flatten(1, 2) if anatomy.maps else source
         found.append(source.clone())
 
-    with Machine(model, anatomy, Listen({"output"}, keep)):
+    with Machine(model, anatomy, Listen({station}, keep)):
         call_alike(model, batch)
     return found
 

@@ -38,7 +38,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from depthscope.anatomy import Addition, Anatomy, BlockAnatomy
+from depthscope.anatomy import Anatomy, BlockAnatomy
 from depthscope.hooks.machine import Act, Change, Listen, Machine, Visit
 from depthscope.hooks.staying import hooks_in
 from depthscope.hooks.tokens import exchange, first_tokens
@@ -187,7 +187,10 @@ class Ablation(Machine):
         self._of: Visit | None = None
         self._trunk: Tensor | None = None  # what the last sum of that block has become
         refuse_what_cannot_be(anatomy, parts)
-        _refuse_a_changed(model)
+        if any(hook.remedy is not None for _, hook in hooks_in(model)):
+            raise ValueError("the model has remedies, whose effect could not be told apart: depthscope.remove(model)")
+        if (before := open_ablation(model)) is not None:
+            raise ValueError(f"the model is without its {before.named} already: name all that is left out at once")
         super().__init__(model, anatomy, *self._acts(anatomy))
 
     @property
@@ -222,9 +225,9 @@ class Ablation(Machine):
 
     def _attach_all(self) -> None:
         """Norms and layers that pass their input on come first, so that all other hooks see what they pass."""
-        norms = [norm for block in self.anatomy.blocks for norm in norms_of(block)] if "norms" in self.parts else []
-        layers = [layer for block in self.anatomy.blocks for layer in linears_of(block)]
-        layers = layers if "ffn_linears" in self.parts else []
+        blocks = self.anatomy.blocks
+        norms = [norm for block in blocks if "norms" in self.parts for norm in norms_of(block)]
+        layers = [layer for block in blocks if "ffn_linears" in self.parts for layer in linears_of(block)]
         for module in {id(module): module for module in norms + layers}.values():
             passing = _PassOn(self)
             module.register_forward_hook(passing, with_kwargs=True)
@@ -256,7 +259,8 @@ class Ablation(Machine):
         addition = next((each for each in visit.block.all_additions if each.result == station), None)
         if addition is None:  # of another block's placement
             return None
-        trunk = self._trunk_of(visit, addition).reshape(total.shape)
+        heard = visit.entered if addition.trunk == "input" else self._trunk
+        trunk = (self._heard[addition.trunk] if heard is None else heard).reshape(total.shape)
         branches = [addition.branch] if addition.beside is None else [addition.branch, addition.beside]
         without_ffn = bool({"ffn", "ffn_step"}.intersection(self.parts))
         is_whole = self._trunk is None  # no earlier sum of this block's trunk has been changed
@@ -274,11 +278,6 @@ class Ablation(Machine):
         if visit.block.placement != "post" and new is not None:
             self._trunk = new
         return new
-
-    def _trunk_of(self, visit: Visit, addition: Addition) -> Tensor:
-        if addition.trunk == "input":
-            return visit.entered
-        return self._trunk if self._trunk is not None else self._heard[addition.trunk]
 
     def _added(self, visit: Visit, branches: list[str], trunk: Tensor, total: Tensor, leave: str | None) -> Tensor:
         """What the model adds to the trunk, but for the branch to leave out: as modules show it, else a difference."""
@@ -298,13 +297,6 @@ class Ablation(Machine):
         if visit.block.placement != "post":
             return None
         return self._heard["ffn_input"].reshape(tokens.shape)
-
-
-def _refuse_a_changed(model: nn.Module) -> None:
-    if any(hook.remedy is not None for _, hook in hooks_in(model)):
-        raise ValueError("the model has remedies, whose effect could not be told apart: depthscope.remove(model)")
-    if (before := open_ablation(model)) is not None:
-        raise ValueError(f"the model is without its {before.named} already: name all that is left out at once")
 
 
 def _is_sum(summands: list[Tensor], total: Tensor, terms: list[Tensor]) -> bool:

@@ -6,14 +6,13 @@ named tuple of tensors whose first axis is the batch, as of a causal mean), and 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-_NAMES = ("past_key_values", "past_key_value", "layer_past", "cache_params")
+NAMES = ("past_key_values", "past_key_value", "layer_past", "cache_params")
 
 
 Statistics = tuple[Tensor, ...]  # a named tuple
@@ -67,15 +66,10 @@ def _changed(statistics: Statistics, change: Callable[[Tensor], Tensor]) -> Stat
 
 def cache_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The cache that a block is given; None if there is none. Of an encoder-decoder, that of its self-attention."""
-    found = next((kwargs[name] for name in _NAMES if kwargs.get(name) is not None), None)
+    found = next((kwargs[name] for name in NAMES if kwargs.get(name) is not None), None)
     if found is None:
         found = next((value for value in args if hasattr(value, "get_seq_length")), None)
     return getattr(found, "self_attention_cache", found)
-
-
-def takes_cache(block: nn.Module) -> bool:
-    """Whether a block has an argument for a cache that is known."""
-    return not set(_NAMES).isdisjoint(inspect.signature(block.forward).parameters)
 
 
 def past_length(cache: Any, index: int, before: int | None) -> int:
@@ -114,10 +108,10 @@ def recall(cache: Any, place: tuple[str, str], past: int, streams: int = 1) -> A
 def remember(cache: Any, place: tuple[str, str], seen: int, statistics: Statistics, streams: int = 1) -> None:
     """Keeps the statistics with the cache: those of the streams of one sequence stay together."""
 
-    def kept(part: Tensor) -> Tensor:
-        return part.detach() if streams == 1 else part.detach().unflatten(0, (-1, streams))
-
-    _statistics(cache)[place] = (seen, _changed(statistics, kept))
+    _statistics(cache)[place] = (
+        seen,
+        _changed(statistics, lambda p: p.detach() if streams == 1 else p.detach().unflatten(0, (-1, streams))),
+    )
 
 
 def _statistics(cache: Any) -> ByStation:

@@ -49,6 +49,11 @@ class Visit(NamedTuple):
         """(batch, n) true for real tokens, each sequence once, however many streams it has."""
         return None if self.real is None else self.real[:: self.streams]
 
+    def with_streams(self, trunk: Tensor) -> Tensor:
+        """Tokens of the trunk, in the layout of the model, as (batch, n, streams, d) if it has several."""
+        is_folded = self.streams > 1 and self.entered.ndim == 3
+        return trunk.unflatten(0, (-1, self.streams)).transpose(1, 2) if is_folded else trunk
+
 
 OnTokens = Callable[[Visit, str, Tensor, Tensor], object]
 OnAttention = Callable[[Visit, str, Iterator[Head], Tensor | None], object]
@@ -308,7 +313,7 @@ class Machine:
                 self._carried[id(block.module)] = difference if earlier is None else earlier + difference
             return new
 
-        return edit_tokens(value, changed, spot.path)
+        return edit_tokens(value, changed, spot.path, everywhere=spot.side == "out" and spot.added_to is None)
 
     def _add_carried(self, block: BlockAnatomy, ends: bool, value: Any) -> Any:
         if not self._runs(block) or id(block.module) not in self._carried:
@@ -328,6 +333,7 @@ class Machine:
         if visit.block.attention is not None and self.inside is None:
             return False
         batch, n = sequences_and_tokens(visit.shape, self.running.token_axis, visit.streams > 1)
+        batch //= self.anatomy.folded  # attention reads one of the streams
         keys = n + visit.block.extra_keys
         return shape[0] == batch and shape[2] == n and (shape[3] == keys or self.inside == "cross_attention")
 

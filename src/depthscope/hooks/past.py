@@ -29,15 +29,13 @@ class ModelCall(ByThread):
 
     def __init__(self) -> None:
         self.inside = ""  # the block that runs
-        self.entered: dict[str, bool] = {}  # the blocks that have run in this call: whether that was their first ever
-        self.again = False  # the block that runs has run before in this call
         self.lost_axis = False  # the block that runs was once given tokens with an axis more
         self.has_no_past = False  # the block that runs keeps nothing, or could have been given a cache and was not
         self._clear()
 
     def _clear(self) -> None:
-        self.entered = {}
-        self.again = False
+        self.entered: dict[str, bool] = {}  # the blocks that have run in this call: whether that was their first ever
+        self.again = False  # the block that runs has run before in this call
         self.lengths: tuple[int, ...] = ()  # how many tokens its ids may be; empty: it was given no ids
         self.positions: dict[str, Any] = {}
         self._later: dict[int, str] = {}  # by number of tokens: the positions that do not begin at 0; "": none
@@ -92,13 +90,10 @@ class ModelCall(ByThread):
             self._later[n] = next(named, "")
         if self._later[n]:
             return f"is given {self._later[n]} that do not begin at 0, and no cache that is known: {WHOLE}"
-        return self._doubt_of_one(cache) if n == 1 else ""
-
-    def _doubt_of_one(self, cache: Any) -> str:
-        """One token is a whole sequence, or the next of one. It is clear in the first call ever, where a block that
-        takes a cache is given none or an empty one, and where its position is said."""
+        # One token is a whole sequence, or the next of one. It is clear in the first call ever, where a block that
+        # takes a cache is given none or an empty one, and where its position is said.
         is_placed = any(_is_of(value, 1) for value in self.positions.values())
-        if self.entered.get(self.inside, False) or is_placed or self.has_no_past or cache is not None:
+        if n > 1 or self.entered.get(self.inside, False) or is_placed or self.has_no_past or cache is not None:
             return ""
         return f"is given one token after earlier calls, and nothing says how many stand before it: {WHOLE}"
 

@@ -64,6 +64,7 @@ class Pass:
         self.now, self.call, self.unseen = Now(), ModelCall(), UnseenBlocks()
         self.ran: dict[str, int] = {}  # the blocks that ever ran in a model with remedies → axes of their first tokens
         self.maps, self.guessed, self._has_streams = anatomy.maps, anatomy.guessed, anatomy.streams
+        self._folded = anatomy.folded
         self.default_token_axis = anatomy.token_axis
         self._axes = {block.name: anatomy.axis_of(block) for block in anatomy.blocks}
         self._causal_arguments = {block.name: dict(block.causal_arguments) for block in anatomy.blocks}
@@ -133,7 +134,7 @@ class Pass:
             now.bidirectional = all(value is None or value is False for value in said)
         # Tokens with an axis more are streams, and no map, where they stand where the ids of this call do.
         is_streamed = tokens.ndim == 4 and (self._has_streams or self.unseen.ids == tuple(tokens.shape[:2]))
-        now.streams = tokens.shape[2] if is_streamed else 1
+        now.streams = tokens.shape[2] if is_streamed else self._folded
         batch, n, _ = self.batch_first(tokens).shape
         real = masks.real(block, batch // now.streams, n, past=now.past)
         if real is not None and now.streams > 1:

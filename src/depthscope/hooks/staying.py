@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from depthscope import walking
 from depthscope.anatomy import FAMILIES, Anatomy, BlockAnatomy, Path, Side
-from depthscope.hooks.caches import settle, takes_cache
+from depthscope.hooks.caches import NAMES, settle
 from depthscope.hooks.past import WHOLE
 from depthscope.hooks.running import Pass
 from depthscope.hooks.tokens import edit_tokens, first_tokens, tokens_at
@@ -86,7 +86,8 @@ class TokenHook(Hook):
     def __call__(self, module: nn.Module, args: Any, last: Any) -> Any:
         if self.added_to is not None:
             return edit_tokens(last, partial(self._edit_sum, tokens_at((args, {}), self.added_to)), self.path)
-        return edit_tokens((args, last) if self.side == "in" else last, self._edit, self.path)
+        given = (args, last) if self.side == "in" else last
+        return edit_tokens(given, self._edit, self.path, everywhere=self.side == "out")
 
     def _edit_sum(self, given: Tensor | None, returned: Tensor) -> Tensor:
         """What is to be returned, so that its sum with what was given is the changed trunk."""
@@ -167,7 +168,7 @@ class BlockEntry(Hook):
         self.path = path  # to its tokens
         family = block.family or anatomy.family
         self.keeps_nothing = family != "unknown" and FAMILIES[family].library in ("torch", "depthscope")
-        self.takes_cache = takes_cache(block.module)
+        self.takes_cache = not set(NAMES).isdisjoint(inspect.signature(block.module.forward).parameters)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         running = self.running

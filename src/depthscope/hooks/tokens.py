@@ -109,15 +109,20 @@ def exchange(value: Any, old: Tensor | None, new: Any) -> Any:
     return _made_again(value, lambda _key, item: exchange(item, old, new))
 
 
-def edit_tokens(value: Any, change: Callable[[Tensor], Tensor], path: Path | None = None) -> Any:
-    """What a module takes or returns, with its token matrix changed: the one that a path leads to, or the first."""
+def edit_tokens(
+    value: Any, change: Callable[[Tensor], Tensor], path: Path | None = None, *, everywhere: bool = False
+) -> Any:
+    """What a module takes or returns, with its token matrix changed: the one that a path leads to, or the first.
+
+    `everywhere`: also where the same tensor stands once more, as in the list that attention over earlier blocks reads.
+    """
     if isinstance(value, Tensor):
         return change(value)
     tokens = tokens_at(value, path)
     if tokens is None:
         raise ValueError(f"expected tokens to change here, got {type(value).__name__}")
     new = change(tokens)
-    return exchange(value, tokens, new) if path is None else _placed(value, path, new)
+    return exchange(value, tokens, new) if path is None or everywhere else _placed(value, path, new)
 
 
 def _placed(value: Any, path: Path, new: Tensor) -> Any:

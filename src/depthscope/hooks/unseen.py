@@ -34,23 +34,14 @@ class UnseenBlocks(ByThread):
         self.ids = tuple(ids[0].shape) if ids else None
 
     def enter(self, block: str, tokens: Tensor, token_axis: int, *, is_first_pass: bool) -> None:
-        """Tokens enter a block whose looks alone say that it is one."""
-        self._refuse_turned(block, tokens, token_axis)
-        self._refuse_branch(block, tokens, is_first_pass)
-
-    def _refuse_turned(self, block: str, tokens: Tensor, token_axis: int) -> None:
-        """Nobody has looked where the tokens stand, and ids (batch, n) say that they stand on the first axis."""
+        """Tokens enter a block whose looks alone say that it is one. Ids (batch, n) must not say that they stand on the
+        first axis; and in the first pass what a block returns must not be added outside of it to what it was given."""
         shape, ids = tuple(tokens.shape), self.ids
-        if ids is None or token_axis == 0 or len(shape) != 3:
-            return
-        if shape[:2] == ids[::-1] != ids:
+        if ids is not None and token_axis == 1 and len(shape) == 3 and shape[:2] == ids[::-1] != ids:
             raise ValueError(
                 f"ids are {ids}, and the axes of what enters {block!r}, {shape}, look like (tokens, batch, width): "
                 "pass token_axis=0, or inputs= to apply"
             )
-
-    def _refuse_branch(self, block: str, tokens: Tensor, is_first_pass: bool) -> None:
-        """In the first pass: what a block returns must not be added to what it was given, outside the block."""
         entered, left = self.passed or (None, None)
         self.passed = (tokens.detach(), None) if is_first_pass else None
         if entered is None or left is None or not tokens.shape == entered.shape == left.shape:

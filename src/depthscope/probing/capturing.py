@@ -74,7 +74,7 @@ def capture(
     def keep(visit: Visit, station: str, tokens: Tensor, source: Tensor) -> None:
         found.mask = visit.real_of_sequences
         if visit.streams > 1:  # as they are passed: (batch, n, streams, d), or (batch, n, d) where a branch reads them
-            tokens = source
+            tokens = visit.with_streams(source)
         if station == "input" and visit.number == 1 and "output" in wanted and 0 in chosen:
             found["output", 0] = tokens.clone()
         if station in wanted and visit.number in chosen:

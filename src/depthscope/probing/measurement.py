@@ -312,8 +312,9 @@ class Measurement:
         """Of what leaves a block: which outliers to name, and how alike its streams are."""
         if self._wants_outliers:
             self._outliers.append((block, visit.block.part, seen, visit.real))
-        if visit.streams > 1 and source.ndim == 4 and not self.again:
-            found = stream_similarity(source, visit.real_of_sequences)
+        tokens = visit.with_streams(source)
+        if visit.streams > 1 and tokens.ndim == 4 and not self.again:
+            found = stream_similarity(tokens, visit.real_of_sequences)
             self._waiting.append((Reading(block, "output", -1, ALIKE, self.first_sample, []), found, None))
 
     def _report_turn(self, entered: Seen, seen: Seen, block: int) -> None:
