@@ -553,9 +553,9 @@ class Lerping(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        parts = [nn.Sequential(Plain(8, 8), nn.GELU(), Plain(8, 8)) for _ in range(6)]
+        parts = [nn.Sequential(Plain(8, 8), nn.GELU(), Plain(8, 8)) for _ in range(9)]
         inside = [nn.Sequential(nn.Sequential(part), nn.Sequential(Plain(8, 8))) for part in parts]
-        self.layers = nn.ModuleList(nn.ModuleList(inside[i : i + 2]) for i in range(0, 6, 2))
+        self.layers = nn.ModuleList(nn.ModuleList(inside[i : i + 3]) for i in range(0, 9, 3))
 
     def forward(self, x: Tensor) -> Tensor:
         for parts in self.layers:
