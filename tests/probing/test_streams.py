@@ -50,28 +50,32 @@ class Own(nn.Module):
 
 
 class OfOne(Mixing):
+    """Its streams stand in the batch: (batch · 2, n, d), or (2 · batch, n, d) where they are not side by side."""
+
+    side_by_side = True
+
     def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
-        return super().forward(x.unflatten(0, (-1, 2)).transpose(1, 2), attention_mask).transpose(1, 2).flatten(0, 1)
+        apart = x.unflatten(0, (-1, 2)).transpose(1, 2) if self.side_by_side else x.unflatten(0, (2, -1)).movedim(0, 2)
+        mixed = super().forward(apart, attention_mask)
+        return (mixed.transpose(1, 2) if self.side_by_side else mixed.movedim(2, 0)).flatten(0, 1)
 
 
 class Folded(Own):
-    """Streams that stand in the batch, (batch · 2, n, d), as in lucidrains' packages and in an mHC nanoGPT."""
+    """As in lucidrains' packages, and in an mHC nanoGPT."""
 
     def __init__(self, *, side_by_side: bool = True) -> None:
         super().__init__()
-        self.side_by_side, self.layers = side_by_side, nn.ModuleList(OfOne() for _ in range(3))
+        self.layers = nn.ModuleList(OfOne() for _ in range(3))
+        self.axis = 1 if side_by_side else 0
+        for layer in self.layers:
+            layer.side_by_side = side_by_side
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         x = self.embed(input_ids)
-        if not self.side_by_side:  # (2 · batch, n, d)
-            x = x.repeat(2, 1, 1)
-            for layer in self.layers:
-                x = x + layer.layer(layer.norm(x)).cumsum(dim=1).unflatten(0, (2, -1)).flip(0).flatten(0, 1)
-            return x.unflatten(0, (2, -1)).mean(dim=0)
-        x = x.repeat_interleave(2, dim=0)
+        x = torch.stack([x, x], dim=self.axis).flatten(0, 1)
         for layer in self.layers:
             x = layer(x, attention_mask)
-        return x.unflatten(0, (-1, 2)).mean(dim=1)
+        return x.unflatten(0, (-1, 2) if self.axis else (2, -1)).mean(dim=self.axis)
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
