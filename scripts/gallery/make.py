@@ -53,7 +53,7 @@ def on(model: nn.Module, batch: dict[str, Tensor], mask: int | None, causal: boo
         loss = partial(of_hidden, wanted)
     scope = depthscope.Scope(model, batch, causal=causal)
     profile = scope.probe(stations="output")
-    use = scope.depth(loss=loss, linear=False)
+    use = scope.depth(loss=loss)
     said = depthscope.diagnose(profile).to_dict()
     frame = profile.frame[profile.frame["station"] == "output"]
     by_block = frame.groupby(["measure", "block"])["value"].agg(["min", "mean", "max"])

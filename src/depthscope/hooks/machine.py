@@ -169,7 +169,7 @@ class Machine:
         blocks, masks = {id(block.module) for block in self.anatomy.blocks}, self.running.masks
         for module in masks.around:
             if module is not self.model and id(module) not in blocks:
-                self._hang(module, "in", lambda call, module=module: masks.see(module, *call))
+                self._hang(module, "in", partial(_see, masks, module))
         for block, place in cache_places(self.anatomy):
             self._attach(block, place)
         for act in self.acts:
@@ -378,3 +378,7 @@ class _Hook(TemporaryHook):
             if (new := act(value)) is not None:
                 value = changed = new
         return changed
+
+
+def _see(masks: Any, module: nn.Module, call: Any) -> None:
+    masks.see(module, *call)

@@ -51,8 +51,10 @@ def load_characters() -> Characters:
     parts = text.content[: -2 * tenth], text.content[-2 * tenth : -tenth], text.content[-tenth:]
     letters = "".join(sorted(set(parts[0])))
     numbers = {letter: number for number, letter in enumerate(letters, start=1)}
-    streams = [torch.tensor([numbers.get(letter, 0) for letter in part], dtype=torch.int64) for part in parts]
-    return Characters("Python's manual, in letters", letters, *streams, fingerprint=text.sha256[:16])
+    train, valid, test = (
+        torch.tensor([numbers.get(letter, 0) for letter in part], dtype=torch.int64) for part in parts
+    )
+    return Characters("Python's manual, in letters", letters, train, valid, test, fingerprint=text.sha256[:16])
 
 
 class CharacterModelling:

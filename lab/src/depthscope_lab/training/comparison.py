@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,7 @@ def run_cells(cells: Sequence[Cell], launch: Launch, progress: Progress = lambda
     if launch.in_process:
         for done, cell in enumerate(waiting, len(cells) - len(waiting)):
             progress(done, [cell])
-            results[cell] = run_cell(cell, launch, Display(lambda done=done, cell=cell: progress(done, [cell])))
+            results[cell] = run_cell(cell, launch, Display(partial(progress, done, [cell])))
         waiting = []
     with _processes() as running:
         while waiting or running:

@@ -43,9 +43,9 @@ def make_task(config: TrainingConfig, data: str | None = None, *, empty: bool = 
         if not empty:
             return LanguageModelling(config, load_wikitext((data or WIKITEXT103).removeprefix("hf:")))
         words = Vocabulary(tuple(map(str, range(WIKITEXT103_WORDS))))
-        lengths = (WIKITEXT103_TOKENS, config.eval_rows * 2, config.eval_rows * 2)
-        streams = [np.broadcast_to(np.int32(0), (length,)) for length in lengths]
-        return LanguageModelling(config, Corpus(config.dataset, words, *streams, fingerprint=""))
+        lengths = (WIKITEXT103_TOKENS, config.eval_rows * 2)
+        train, held_out = (np.broadcast_to(np.int32(0), (length,)) for length in lengths)
+        return LanguageModelling(config, Corpus(config.dataset, words, train, held_out, held_out, fingerprint=""))
     if data is not None:
         others = f"; for WikiText take txl-wikitext103 --data {data}" if isinstance(config, LanguageConfig) else ""
         raise ValueError(f"{config.recipe} brings its data: leave --data out{others}")

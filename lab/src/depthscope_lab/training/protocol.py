@@ -125,9 +125,11 @@ def choose_rates(
             for lr in rates
         }
         total = len(cells)
-        for result in run_cells(
-            list(cells), launch, lambda done, running, total=total: progress("choosing rates", done, running, total)
-        ):
+
+        def choosing(done: int, running: Sequence[Cell], total: int = total) -> object:
+            return progress("choosing rates", done, running, total)
+
+        for result in run_cells(list(cells), launch, choosing):
             losses, lr = cells[result.cell]
             losses[lr] = _validation_loss(result, launch)
         wanted = [beyond(losses, len(protocol.factors), protocol.more) for losses in tried]

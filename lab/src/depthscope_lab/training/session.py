@@ -269,7 +269,7 @@ def _restore(session: Session, found: Checkpoint) -> None:
     for share in engine.shares:
         own = {name.split(".", 1)[1]: one for name, one in carry.items() if name.split(".", 1)[0] == str(share.index)}
         carries.append({key: one.to(engine.device) for key, one in own.items()} or None)
-    loss = record["loss since last log"]
+    loss_sum, loss_count = record["loss since last log"]
     gate = record.get("gate", {})
-    session.position = Position(found.step, carries, *loss, record["metrics"], found.path, gate)
+    session.position = Position(found.step, carries, loss_sum, loss_count, record["metrics"], found.path, gate)
     say(f"continuing at step {found.step} of {session.total} from {found.path}")

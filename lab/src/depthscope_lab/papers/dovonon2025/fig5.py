@@ -60,10 +60,10 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
 
 
 def draw(frame: pd.DataFrame) -> Any:
-    models: list[Any] = list(frame.groupby(["model", "state"], sort=False))
+    models: Any = list(frame.groupby(["model", "state"], sort=False))
     figure, axes = panels(COLUMNS, 1 + (len(models) > COLUMNS) + (len(models) > 2 * COLUMNS), width=3.2, height=2.8)
     for ax, ((model, state), own) in zip(axes, models, strict=False):
-        line(ax, curve(own, "share", by="bin"), COLOURS[state], state, drawstyle="steps-mid")
+        line(ax, curve(own, "share", by="bin"), COLOURS[str(state)], str(state), drawstyle="steps-mid")
         ax.axvline(0, color=GREY, linewidth=0.8, linestyle=":")
         axis(ax, model, "Re μ by the block's radius", "share of the eigenvalues")
         legend_inside(ax)

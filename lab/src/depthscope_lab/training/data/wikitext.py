@@ -116,7 +116,7 @@ def _token_files(folder: Path) -> _Source:
         paths[split] = found[0]
         with found[0].open("rb") as file:
             digest.update(f"{split} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
-    lines = {split: partial(_lines_of, path) for split, path in paths.items()}
+    lines: dict[str, Callable[[], Iterator[str]]] = {split: partial(_lines_of, path) for split, path in paths.items()}
     return _Source(folder.name, digest.hexdigest(), lines, {split: str(path) for split, path in paths.items()})
 
 
