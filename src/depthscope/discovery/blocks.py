@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -93,8 +94,7 @@ def _found(model: nn.Module, listed: Anatomy | None, chains: list[Chain], calls:
         spelled=None if needs_no_word else spell(model, anatomy.blocks),
         left_out=tuple(_left_out(model, trunk, chains, calls)),
         applications=len(trunk),
-        streams=streams != 1,
-        folded=max(1, streams),
+        **streams,
         between=tuple(number for number, (before, after) in pairs if after.entrance.state != before.state),
     )
 
@@ -232,8 +232,7 @@ def _named(model: nn.Module, pattern: str, named: Anatomy, calls: list[Call], st
             *([f"blocks that were not called: {', '.join(idle)}"] if idle else []),
         ),
         applications=len(mine),
-        streams=streams != 1,
-        folded=max(1, streams),
+        **streams,
     )
 
 
@@ -273,20 +272,21 @@ def why_not(blocks: Sequence[BlockAnatomy], calls: list[Call]) -> str | None:
 # --- what passes the blocks ---------------------------------------------------------------------------
 
 
-def _streams(passages: Sequence[Passage], batch: Batch, *, may_be_maps: bool = False) -> int:
-    """How many streams stand in the batch (1: none), or 0 where tokens are (batch, n, streams, d) and ids (batch, n):
-    hyper-connections, and no maps of features, which are refused."""
+def _streams(passages: Sequence[Passage], batch: Batch, *, may_be_maps: bool = False) -> dict[str, Any]:
+    """What an anatomy says of several streams, (batch, n, streams, d) or side by side in the batch, where ids are
+    (batch, n): hyper-connections, and no maps of features, which are refused."""
     given = [value for value in (*batch.args, *batch.kwargs.values()) if isinstance(value, Tensor)]
     ids = {tuple(value.shape) for value in given if value.ndim == 2 and not value.is_floating_point()}
     shapes = {tuple(passage.entrance.shape) for passage in passages}
     if shapes and all(len(shape) == 4 and shape[:2] in ids for shape in shapes):
-        return 0
+        return {"streams": True}
     if not may_be_maps:
         _refuse_maps(passages, ids)
     if len(ids) != 1 or len(shapes) != 1:
-        return 1
+        return {}
     ((sequences, n),), ((size, *axes),) = ids, shapes
-    return max(1, size // sequences) if len(axes) == 2 and axes[0] == n and size % sequences == 0 else 1
+    is_folded = len(axes) == 2 and axes[0] == n and size % sequences == 0 and size > sequences
+    return {"streams": True, "folded": size // sequences} if is_folded else {}
 
 
 def _refuse_maps(passages: Sequence[Passage], ids: set[tuple[int, ...]]) -> None:
