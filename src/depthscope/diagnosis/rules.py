@@ -196,6 +196,6 @@ VERDICTS: tuple[VerdictRule, ...] = (
         _with("The tokens of a sequence grow more alike, but not equal")),
     VerdictRule("as they came", "no collapse", lambda f: end(f) >= HALF,
         _with("The tokens of a sequence leave about as alike as they came, or less")),
-    VerdictRule("different", "no collapse", lambda f: True, _with("The tokens of a sequence stay different")),
+    VerdictRule("different", "no collapse", lambda f: True, _with("The tokens of a sequence do not become equal")),
 )
 # fmt: on
