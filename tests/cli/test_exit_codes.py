@@ -38,7 +38,11 @@ def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         (ExitCode.MISTAKE, ("probe", "bart-simpson"), "unknown model 'bart-simpson'"),
         (ExitCode.MISTAKE, ("probe", *TINY, "--dpeth", "3"), "No such option"),
         (ExitCode.MISTAKE, (), ""),
-        (ExitCode.GATE, ("probe", *TINY, "--fail-on", "token_similarity>0"), "token_similarity>0 holds"),
+        (
+            ExitCode.GATE,
+            ("probe", *TINY, "--fail-on", "token_similarity>0"),
+            "token_similarity>0 at the last block holds",
+        ),
         (ExitCode.MISTAKE, (*DIGITS, "--stop-if", "token_simlarity>1"), "did you mean 'token_similarity'"),
         (ExitCode.NOT_FINITE, (*DIGITS, "--steps", "1", "--lr", "1e37"), "is not finite at step 1"),
     ],
