@@ -116,7 +116,7 @@ def test_half_precision_and_accumulation(tmp_path: Path):
     ("options", "message"),
     [
         ({"stop_if": ("token_similarity",)}, "^expected --stop-if"),
-        ({"warn_if": ("nothing>1",)}, r"^--warn-if 'nothing>1' asks for 'nothing', which is not measured: take one of"),
+        ({"warn_if": ("nothing>1",)}, r"^warn_if 'nothing>1' asks for 'nothing', which is not measured: take one of"),
         ({"stop_if": ("delta>1",)}, "asks for 'delta', which is not measured"),
         ({"stop_if": (RULE,), "watch_every": None}, "watch_every=none watches none"),
         ({"stop_if": ("branch_ratio>1",)}, "say at which branch"),

@@ -85,7 +85,7 @@ def _watched(run: Run) -> tuple[list[str], list[str]]:
 def require_rules(run: Run) -> None:
     """Refuses a rule that could not be decided: of a measure that is not known, or cannot be watched."""
     names = [name for name, measure in MEASURES.items() if measure.of != "attention"]
-    for option, texts in (("--stop-if", run.stop_if), ("--warn-if", run.warn_if)):
+    for option, texts in (("--stop-if", run.stop_if), ("warn_if", run.warn_if)):
         for text in texts:
             parse_condition(text, names, option, in_a_row=True)
     make_gate(run.stop_if, run.warn_if, *_watched(run), STATIONS)

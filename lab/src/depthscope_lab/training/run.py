@@ -40,12 +40,12 @@ class Run:
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"expected {name} of at least 1, got {value}")
         if self.rules and self.watch_every is None:
-            raise ValueError("--stop-if and --warn-if are asked of watched steps, and watch_every=none watches none")
+            raise ValueError("--stop-if and warn_if are asked of watched steps, and watch_every=none watches none")
 
     @property
     def rules(self) -> list[Condition]:
         """Of both kinds, as they were given; whether there are such measures is not known here."""
-        options = ("--stop-if", self.stop_if), ("--warn-if", self.warn_if)
+        options = ("--stop-if", self.stop_if), ("warn_if", self.warn_if)
         return [parse_condition(text, None, option, in_a_row=True) for option, texts in options for text in texts]
 
     @property
