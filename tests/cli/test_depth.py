@@ -24,7 +24,7 @@ def test_table_verdict_and_files(run, tmp_path: Path):
     words = " ".join(printed.out.split())
     assert "3 blocks of width 32 · pre-norm · causal · random weights · 4 × 24 tokens" in words
     assert "blocks that matter, by what was looked at" in words
-    assert "of what skipping single blocks costs" in words
+    assert "The work is spread evenly over the 3 blocks" in words
     assert "The prediction is" in words
     found = DepthUse.load(tmp_path / "kept")
     assert found.depth == 3

@@ -206,7 +206,7 @@ def test_a_single_block_is_not_said_to_settle_late():
 
 
 def test_which_half_and_which_blocks_could_go():
-    frame = table(skip_loss=[2.0, 0.5, 0.01, 0.2], skip_output=[1.0] * 4)
+    frame = table(skip_loss=[2.0, 0.5, 0.01, 0.2], skip_output=[1.2, 1.0, 1.0, 1.0])
     words = said(frame, loss=3.0, weights={"look": "trained"})
     assert words["half"] == (
         "Most of the work is in 2 of 4 blocks (1–2): of what skipping single blocks costs, they have 92%, and the "
@@ -224,6 +224,26 @@ def test_which_half_and_which_blocks_could_go():
     counts = counts_of(frame, {"loss": 3.0})["blocks"]
     assert counts["are missed"] == 3
     assert counts["carry most of it"] == 2
+
+
+def test_equal_blocks_are_not_ranked():
+    words = said(table(skip_output=[0.22, 0.22, 0.22, 0.23]))
+    assert words["half"] == (
+        "The work is spread evenly over the 4 blocks: skipping any costs about the same (the output moves by 23%)."
+    )
+    assert said(table(skip_output=[0.2, 0.2, 0.2, 0.23]))["half"].startswith("Most of the work is in 3 of 4 blocks")
+
+
+def test_one_pass_alone_says_what_it_measures_and_nothing_of_skips():
+    use = depth_use(
+        nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2),
+        torch.randn(2, 5, 16),
+        lens=False,
+        skips=False,
+    )
+    assert use.headline.startswith("One pass alone was asked for")
+    assert use.headline[:20] in str(use)
+    assert not any("skipping" in note for note in use.metadata["notes"])
 
 
 def test_where_the_prediction_is_settled():

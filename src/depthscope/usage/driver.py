@@ -84,7 +84,7 @@ def depth_use(
         seen = ForwardPass(anatomy, sample, keeps=lens)
         through_lens = Lens(scope.model, anatomy) if lens and not anatomy.streams else None
         notes: list[str] = []
-        whole = _forward(scope, calls, loss_of, seen, through_lens, tick, notes)
+        whole = _forward(scope, calls, loss_of, seen, through_lens, tick, notes, skips=skips)
         skipped = None
         if skips:
             taken = loss_of if whole is not None else None
@@ -111,6 +111,8 @@ def _forward(
     lens: Lens | None,
     tick: Tick,
     notes: list[str],
+    *,
+    skips: bool,
 ) -> float | None:
     """One pass of every batch, seen by `seen` and through the lens; the mean loss, None if there is none."""
     losses: list[Tensor] = []
@@ -133,7 +135,8 @@ def _forward(
                 losses.append(one_number(loss_of(batch, returned, seen.last[0])))
         except NoLoss as error:
             loss_of = None
-            notes.append(f"{error}: what skipping costs is said of the output alone")
+            if skips:
+                notes.append(f"{error}: what skipping costs is said of the output alone")
         seen.begin()  # nothing of a pass is kept until the next
     if lens is not None and lens.why_not:
         notes.append(lens.why_not)

@@ -82,7 +82,12 @@ class DepthUse:
     def headline(self) -> str:
         """The most important of the sentences."""
         found = self.findings
-        return found[0].sentence if found else "Nothing could be measured that says how depth is used."
+        if found:
+            return found[0].sentence
+        asked = self.metadata.get("asked") or {}
+        if asked.get("skips") is False and asked.get("lens") is False:
+            return "One pass alone was asked for: it measures how much each block writes, not which blocks matter."
+        return "Nothing could be measured that says how depth is used."
 
     def summary(self) -> pd.DataFrame:
         """Blocks that matter, by what was looked at: one number each (`blocks`, `of`), and what it rests on."""
@@ -99,8 +104,8 @@ class DepthUse:
             table[SHOWN[name][0].replace("\n", " ")] = [format_number(name, value) for value in self.frame[name]]
         head = f"{self.metadata.get('model') or 'model'}: {self.depth} blocks"
         lines = [head, table.to_string(index=False, line_width=110)]
-        for finding in self.findings:
-            lines += textwrap.wrap(finding.sentence, 88, initial_indent="- ", subsequent_indent="  ")
+        for sentence in [finding.sentence for finding in self.findings] or [self.headline]:
+            lines += textwrap.wrap(sentence, 88, initial_indent="- ", subsequent_indent="  ")
         return visible("\n".join(lines))
 
     def plot(self) -> Any:

@@ -18,6 +18,7 @@ CHEAP = 0.01  # of the loss: the same measure as that of the verdict of `probe`
 MOVES = 0.1  # of the output's norm, where there is no loss: 6°, as for WRITES
 BUILT_UPON = 0.1  # of what the later blocks add: without the block they do something else in the first digit
 CARRY = 0.75  # of all that skipping single blocks costs: what is left is a third of it
+EVEN = 1.1  # times the least cost: where no block costs more, none stands out, as in copies of one block
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,9 @@ def _which_blocks(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Finding |
         f"blocks costs, they have {share:.0%}, and the first half of the model {first:.0%}; block {most + 1} costs "
         f"most ({_in_words(costs, metadata, most)})."
     )
+    if work.max() <= EVEN * work.min():
+        cost = _in_words(costs, metadata, most)
+        sentence = f"The work is spread evenly over the {len(work)} blocks: skipping any costs about the same ({cost})."
     numbers = {"first_half": first, "costliest": most + 1.0, "carriers": float(len(carriers)), "share": share}
     return Finding("half", sentence, numbers)
 
