@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from torch import nn
 
 from depthscope.diagnosis import Diagnosis, diagnose
 from depthscope.diagnosis.facts import Facts
@@ -70,6 +71,11 @@ CASES: dict[str, tuple[tuple[dict[str, list[float]], dict[str, Any]], tuple[str,
         (sim([0.1, 0.2, 0.2, 0.2]), {"weights_not_finite": []}),
     ),
     "not finite": ((sim([0.1, 0.2, NAN, NAN]), {}), ("block", 2), (sim([0.1, 0.2, 0.2, 0.2]), {})),
+    "zeros enter": (
+        (sim([NAN, 0.2, 0.2, 0.2], frobenius_norm=[0.0, 1, 1, 1]), {}),
+        ("block", 0),
+        (sim([NAN, 0.2, 0.2, 0.2], frobenius_norm=[1.0, 1, 1, 1]), {}),
+    ),
     "nothing finite enters": (
         (sim([NAN] * 4), {"not_finite": [{"sample": s, "block": 0, "station": "output"} for s in (0, 1)]}),
         ("count", 2),
@@ -183,6 +189,11 @@ def test_findings(name: str):
     assert "nan" not in finding.sentence
     assert name == "not measured" or any(character.isdigit() for character in finding.sentence)
     assert judged(silent).finding(name) is None
+
+
+def test_a_model_in_the_place_of_its_profile_is_refused():
+    with pytest.raises(TypeError, match=r"expected a Profile, got a Linear: diagnose\(depthscope.probe"):
+        diagnose(nn.Linear(2, 2))
 
 
 def test_a_profile_is_not_needed_in_full():

@@ -134,6 +134,14 @@ class Facts:
         return int(self.about.get("samples", 1)) - len(self.entered_broken)
 
     @cached_property
+    def entered_zero(self) -> bool:
+        """Whether all tokens of all sequences are zero before the first block, so that they have no similarity."""
+        name, norm = "token_similarity", "frobenius_norm"
+        if not (self.has(name) and self.has(norm)):
+            return False
+        return bool(np.isnan(self.start(name)) and self.start(norm) == 0)
+
+    @cached_property
     def broken(self) -> tuple[int, float, list[int]] | None:
         """First block with sequences that are not finite, or all zero, their share at the end, and all of them; None if
         there is none.

@@ -36,6 +36,9 @@ def diagnose(profile: Profile, *, measure: Callable[[], Recommendation] | None =
         >>> depthscope.diagnose(depthscope.probe(model, torch.randn(2, 5, 16))).verdict
         'no collapse'
     """
+    if not isinstance(profile, Profile):
+        made = type(profile).__name__
+        raise TypeError(f"expected a Profile, got a {made}: diagnose(depthscope.probe(model, inputs))")
     facts = Facts(profile)
     chosen = next(rule for rule in VERDICTS if rule.applies(facts))
     headline, numbers = chosen.say(facts)

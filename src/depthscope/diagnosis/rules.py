@@ -160,6 +160,8 @@ def _rank_collapse(f: Facts) -> Said:
 
 # fmt: off
 VERDICTS: tuple[VerdictRule, ...] = (
+    VerdictRule("zeros enter", "cannot tell", lambda f: f.entered_zero, lambda f: (
+        f"All tokens are zero before block {f.first + 1}: give inputs that differ.", {"block": float(f.first)})),
     VerdictRule("not finite", "broken", lambda f: f.broken is not None, _not_finite),
     VerdictRule("weights not finite", "broken",
         lambda f: bool(f.profile.metadata.get("weights_not_finite")), _weights_not_finite),
