@@ -73,3 +73,10 @@ def test_nothing_stays_behind():
     gc.collect()
     assert alive() is None
     assert dict(_global_optimizer_post_hooks) == before
+
+
+def test_a_loss_is_no_step():
+    with depthscope.watch(Encoder(2, BlockConfig(16, 2))) as watch:
+        with pytest.raises(TypeError, match=r"expected the number of the step .* got 0\.37; tell"):
+            watch.step(0.37)
+        watch.step(0)

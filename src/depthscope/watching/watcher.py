@@ -176,6 +176,8 @@ class Watch:
 
     def step(self, number: int | None = None) -> None:
         """A step begins: the one after the last, or `number`. Call it before each step's first pass, or never."""
+        if isinstance(number, float | Tensor):
+            raise TypeError(f"expected the number of the step that begins, or nothing, got {number!r}; tell(loss=…)")
         if self._gave_up:
             return
         self._flush_gradients()
