@@ -76,6 +76,17 @@ def test_it_says_what_is_true_in_a_line(gpt2):
     assert "causal (as you say)" in str(Scope(Plain(True), x, blocks="layers.*", causal=True))
 
 
+def test_a_window_is_not_said_to_be_causal():
+    class Window(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(x + nn.functional.avg_pool1d(x.mT, 3, 1, 1).mT)
+
+    model = Plain(False)
+    model.layers = nn.ModuleList(Window() for _ in range(3))
+    said = str(Scope(model, torch.randn(2, 9, 8), blocks="layers.*"))
+    assert "· tokens see some later ones, counted as causal (found by trying) ·" in said
+
+
 def test_nothing_is_settled_twice():
     model, x = Plain(True), torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(2))
     scope = Scope(model, x, blocks="layers.*")

@@ -304,6 +304,8 @@ class Scope(Verbs):
             blocks += f" of width {width}"
         placements = {IN_WORDS[block.placement] for block in anatomy.blocks if block.placement}
         facts += [blocks, " and ".join(sorted(placements)), _in_words(causality), shape]
+        if self.inputs is not None and self.causality()[0].sees_some_later:
+            facts[-2] = "tokens see some later ones, counted as causal (found by trying)"
         if len(anatomy.parts) > 1:
             facts.insert(2, f"parts {', '.join(anatomy.parts)}")
         return " · ".join(fact for fact in facts if fact)
