@@ -73,7 +73,7 @@ def test_nothing_is_put_in_where_nothing_escalates(run, tmp_path: Path, monkeypa
     monkeypatch.setattr(sys, "path", list(sys.path))
     printed = run("still:make").out
     assert "No collapse: " in printed
-    assert "What to do: Leave it as it is at this depth" in " ".join(printed.split())
+    assert "What to do: leave it as it is at this depth" in " ".join(printed.split())
     asked = run("still:make", "--tau", "0.5").out
     assert "applied on request, although no remedy is called for" in " ".join(asked.split())
     assert "DeEscalate(tau=0.5" in asked

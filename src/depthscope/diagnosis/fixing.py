@@ -84,7 +84,7 @@ class Fixed:
         if self.remedies:
             lines += [f"After: {after.verdict}. {after.headline}", "", str(self.python)]
         else:
-            lines.append(self.recommendation.reason)
+            lines.append(f"What to do: {self.recommendation.reason}")
         return visible("\n".join(lines))
 
 

@@ -249,7 +249,4 @@ def _costs(label: str, values: Sequence[float] | pd.Series[float]) -> Curve:
 
 
 def _sentence(text: str) -> str:
-    if not text:
-        return ""
-    first = text[0].upper() if text[0].isascii() else text[0]  # τ stays small
-    return f"{first}{text[1:].rstrip('.')}."
+    return f"{text.rstrip('.')}." if text else ""
