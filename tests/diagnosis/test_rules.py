@@ -1,6 +1,7 @@
 """Every rule of the table: a profile on which it speaks, with its number, and a near one on which it must not."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -257,7 +258,8 @@ def test_fits_that_disagree_forecast_nothing():
 
 
 def test_where_steps_cancel_no_step_is_to_blame():
-    assert judged((trunk(after_ffn=0.1, output=0.25), {})).finding("steps") is None
+    levels = {"after_attention": 0.95, "ffn_input": 0.95, "after_ffn": 0.55, "output": 0.55}
+    assert judged((trunk(**levels), {})).finding("steps") is None
 
 
 def test_a_sink_is_said_with_the_block_where_it_is_born():
@@ -320,3 +322,20 @@ def test_a_verdict_comes_back_from_json_as_far_as_it_is_shown():
     for other in ([], {"findings": 3}, {**found.to_dict(), "recommendation": []}, found.to_dict() | {"findings": [3]}):
         with pytest.raises(ValueError, match="expected a verdict"):
             Diagnosis.from_dict(other)
+
+
+def test_what_takes_back_makes_no_share_larger_than_the_whole():
+    """Attention brings the odds from .25 to 4, the FFN takes a part of it back: no share of the rise is above 100 %."""
+    found = judged((trunk(after_attention=0.8, ffn_input=0.8, after_ffn=0.6, output=0.6), {})).finding("steps")
+    assert found is not None
+    assert "Attention is responsible for 100% of the rise" in found.sentence
+    assert "the FFN takes" in found.sentence
+    assert all(int(part) <= 100 for part in re.findall(r"(\d+)%", found.sentence))
+
+
+def test_a_small_rise_is_not_taken_apart():
+    """Tokens that are not alike in the end: where a rise lies and which step makes it is nothing to act on."""
+    low = judged((trunk(after_attention=0.45, ffn_input=0.45, after_ffn=0.48, output=0.48), {}))
+    assert low.verdict == "no collapse"
+    assert low.finding("steps") is None
+    assert low.finding("rise") is None

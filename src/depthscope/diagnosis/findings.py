@@ -88,15 +88,20 @@ def crossing(f: Facts) -> Finding | None:
 
 
 def steps(f: Facts) -> Finding | None:
-    """Which kind of step makes the tokens alike; nothing where they cancel."""
+    """Which kind of step makes the tokens alike; nothing where they cancel, or the tokens are not alike in the end.
+
+    The numbers are shares of the net rise; the sentence gives shares of what makes tokens alike, none above 100 %.
+    """
     total = sum(f.step_growth.values())
-    if total <= max(DOUBLE, NET * sum(map(abs, f.step_growth.values()))):
+    if end(f) < HALF or total <= max(DOUBLE, NET * sum(map(abs, f.step_growth.values()))):
         return None
-    shares = dict(sorted(((step, growth / total) for step, growth in f.step_growth.items()), key=lambda item: -item[1]))
-    named = {{"FFN": "the FFN", "norm": "the norm"}.get(step, step): share for step, share in shares.items()}
+    growth = dict(sorted(f.step_growth.items(), key=lambda item: -item[1]))
+    upwards = sum(one for one in growth.values() if one > 0)
+    named = {{"FFN": "the FFN", "norm": "the norm"}.get(step, step): one / upwards for step, one in growth.items()}
     makes = [f"{step} for {share:.0%}" for step, share in named.items() if share >= _NAMED]
-    takes = [f"{step} takes {-share:.0%} back" for step, share in named.items() if share <= -_NAMED]
+    takes = [f"{step} takes {-share:.0%} of it back" for step, share in named.items() if share <= -_NAMED]
     first = f"{makes[0][0].upper()}{makes[0][1:]}".replace(" for", " is responsible for")
+    shares = {step: one / total for step, one in growth.items()}
     return finding("steps", ", ".join([f"{first} of the rise", *makes[1:], *takes]) + ".", **shares)
 
 
@@ -108,9 +113,12 @@ def not_measured(f: Facts) -> Finding | None:
 
 
 def rise(f: Facts) -> Finding | None:
-    """Where similarity rises most: the shortest way over which it gains half of its rise, of several the steepest."""
+    """Where similarity rises most: the shortest way over which it gains half of its rise, of several the steepest.
+
+    Nothing of tokens that are not alike in the end: where a small rise lies is nothing to act on.
+    """
     curve = np.nan_to_num(f.similarity[f.first : f.last + 1])
-    if end(f) - f.similarity[f.first] < SEEN:
+    if end(f) < HALF or end(f) - f.similarity[f.first] < SEEN:
         return None
     gains = (curve[None, :] - curve[:, None]) / (curve[-1] - curve[0])  # (from, to)
     length = next(n for n in range(1, len(curve)) if np.diagonal(gains, n).max() >= 0.5)
