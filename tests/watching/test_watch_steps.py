@@ -75,6 +75,11 @@ def test_nothing_stays_behind():
     assert dict(_global_optimizer_post_hooks) == before
 
 
+def test_a_watch_that_was_never_opened_counts_no_steps():
+    with pytest.raises(ValueError, match="this watch is not open"):
+        depthscope.watch(Encoder(2, BlockConfig(16, 2))).step()
+
+
 def test_a_loss_is_no_step():
     with depthscope.watch(Encoder(2, BlockConfig(16, 2))) as watch:
         with pytest.raises(TypeError, match=r"expected the number of the step .* got 0\.37; tell"):

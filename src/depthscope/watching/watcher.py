@@ -83,6 +83,7 @@ class Watch:
         self._records: list[Record] = []
         self._lasts: dict[str, int] = {}  # by part, the last block that ran
         self._is_open = False
+        self._was_opened = False
         self._listens = False  # a watched pass has begun and has not ended
         self._eager = ExitStack()  # what keeps compiled parts from being called during it
         self._gradients = True  # whether there were any when the watch was opened
@@ -153,7 +154,7 @@ class Watch:
             check_appendable(self.path)
         self._gradients = torch.is_grad_enabled()
         try:
-            self._is_open = True
+            self._is_open = self._was_opened = True
             self._steps.open()
             self._entrance.register_forward_pre_hook(Counter(self, self._before_pass), with_kwargs=True)
             return self
@@ -180,6 +181,8 @@ class Watch:
             raise TypeError(f"expected the number of the step that begins, or nothing, got {number!r}; tell(loss=…)")
         if self._gave_up:
             return
+        if not self._was_opened:
+            raise ValueError("this watch is not open: write `with depthscope.watch(…) as watch:`, or watch.open()")
         self._flush_gradients()
         if self._passes > 0:
             raise ValueError("step() came after the first training pass: call it at the head of every step, or never")
