@@ -234,6 +234,10 @@ def test_equal_blocks_are_not_ranked():
     assert said(table(skip_output=[0.2, 0.2, 0.2, 0.23]))["half"].startswith("Most of the work is in 3 of 4 blocks")
 
 
+def test_one_block_is_said_to_be_no_depth():
+    assert DepthUse(table(skip_output=[0.4])).headline.startswith("1 block is no depth")
+
+
 def test_one_pass_alone_says_what_it_measures_and_nothing_of_skips():
     use = depth_use(
         nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2),

@@ -77,8 +77,8 @@ def depth_use(
     refuse_ablated(scope.model)
     anatomy, calls = scope.anatomy, list(scope.calls())
     if len(anatomy.parts) > 1:
-        named = ", ".join(anatomy.parts)
-        raise ValueError(f"this model has several parts ({named}): say which one, as in part={anatomy.parts[-1]!r}")
+        named, last = ", ".join(anatomy.parts), anatomy.parts[-1]
+        raise ValueError(f"this model has several parts ({named}): say which one, as in part={last!r} or --part {last}")
     with scope.undisturbed():
         calls, loss_of = calls_with_loss(scope, [scope.one_to_a_row(batch) for batch in calls], loss)
         seen = ForwardPass(anatomy, sample, keeps=lens)

@@ -84,6 +84,8 @@ class DepthUse:
         found = self.findings
         if found:
             return found[0].sentence
+        if self.depth == 1:
+            return "1 block is no depth: there is no other to compare it with."
         asked = self.metadata.get("asked") or {}
         if asked.get("skips") is False and asked.get("lens") is False:
             return "One pass alone was asked for: it measures how much each block writes, not which blocks matter."
