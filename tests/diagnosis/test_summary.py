@@ -109,3 +109,15 @@ def test_next_to_nothing_is_no_share():
     found = summary.of_paths(depthscope.paths(model, torch.randint(0, 30, (2, 8), generator=seeded(1))))
     assert all("e-" not in cell for row in found.table.rows for cell in row)
     assert math.isclose(sum(float(row[1].rstrip("%")) for row in found.table.rows), 100, abs_tol=0.3)
+
+
+def test_paths_of_tokens_that_are_zero_have_no_cosine_and_no_attention_layer_is_not_0_of_2():
+    model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2).eval()
+    table = summary.of_paths(depthscope.paths(model, torch.zeros(2, 5, 8))).table
+    assert table is not None
+    assert [row[2] for row in table.rows] == ["·", "·", "·", "+1.00"]
+    for layer in model.layers:
+        for weight in (layer.self_attn.out_proj.weight, layer.linear1.bias, layer.linear2.bias):
+            torch.nn.init.zeros_(weight)
+    found = summary.of_paths(depthscope.paths(model, torch.randn(2, 5, 8, generator=seeded(1))))
+    assert found.headline.startswith("Paths through no attention layer make ")

@@ -136,13 +136,15 @@ def of_paths(shares: PathShares) -> Summary:
     lengths = along[along.index >= 0]
     sums = lengths.cumsum().to_numpy()
     reached = int((sums >= MOST).argmax()) if (sums >= MOST).any() else len(sums) - 1
+    through = f"at most {reached} of {shares.depth} attention layers" if reached else "no attention layer"
     shown = [length for length in lengths.index if length < ROWS - 2]
+    cosines = {length: "·" if math.isnan(cosine) else f"{cosine:+.2f}" for length, cosine in table["cosine"].items()}
     rest, constant = lengths[lengths.index >= ROWS - 2], along.get(CONSTANT, math.nan)
-    rows = [(str(length), f"{lengths[length]:.1%}", f"{table['cosine'][length]:+.2f}") for length in shown]
+    rows = [(str(length), f"{lengths[length]:.1%}", cosines[length]) for length in shown]
     if len(rest):
         rows.append((f"{ROWS - 2} or more", f"{rest.sum():.1%}", ""))
     if abs(constant) >= 5e-4:  # shown as a share in tenths of a percent
-        rows.append(("biases", f"{constant:.1%}", f"{table['cosine'][CONSTANT]:+.2f}"))
+        rows.append(("biases", f"{constant:.1%}", cosines[CONSTANT]))
     largest = int(str(lengths.idxmax()))
     layers = "no attention layer" if largest == 0 else "1 attention layer" if largest == 1 else f"{largest} layers"
     said = f"The largest single share, {lengths.max():.0%}, passed {layers}."
@@ -150,7 +152,7 @@ def of_paths(shares: PathShares) -> Summary:
     return Summary(
         "paths",
         model_line(shares.metadata),
-        f"Paths through at most {reached} of {shares.depth} attention layers make {sums[reached]:.0%} of the output.",
+        f"Paths through {through} make {sums[reached]:.0%} of the output.",
         findings=tuple(findings),
         table=Table(("layers passed", "share of output", "cosine with output"), tuple(rows)),
         notes=tuple(shares.metadata.get("notes", ())),
