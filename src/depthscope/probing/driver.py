@@ -320,12 +320,17 @@ class _Passes:
         return [f"{why}: no {', '.join(sorted(names, key=order.index))}" for why, names in lacking.items()]
 
 
+_MOST_TOKENS = 2**31
+
+
 def positions(tokens: Sequence[int] | None) -> tuple[int, ...]:
     """The positions of the tokens that are left out of every measure."""
     if tokens is None:
         return ()
     if isinstance(tokens, str) or not isinstance(tokens, Sequence) or not all(isinstance(i, int) for i in tokens):
         raise ValueError(f"expected exclude_tokens= a list of positions, got {tokens!r}")
+    if any(abs(index) > _MOST_TOKENS for index in tokens):
+        raise ValueError(f"expected positions that a sequence can have in exclude_tokens=, at most {_MOST_TOKENS}")
     return tuple(int(index) for index in tokens)
 
 

@@ -57,6 +57,7 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
 def measured(subject: Subject) -> pd.DataFrame:
     """What enters block 1 (block 0) and what leaves every block."""
     frame = probe(subject.model, subject.batch, measures=(*TITLES, "stable_rank"), stations="output").frame
+    frame = frame[frame["station"] == "output"]  # without the norm after the last block
     wide = frame.pivot(index=["block", "sample"], columns="measure", values="value").reset_index()
     wide.columns.name = None
     return wide.assign(model=subject.name, weights=subject.weights, field=subject.field)

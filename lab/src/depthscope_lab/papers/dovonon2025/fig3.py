@@ -121,7 +121,7 @@ def _measured(model: nn.Module, pixels: Any) -> pd.DataFrame:
     outside: how far an eigenvalue of the block's H lies outside [−1, 0] and [0, 1] at the most (imaginary part
     included).
     """
-    frame = probe(model, pixels, measures=tuple(TITLES), stations="output").frame
+    frame = rows(probe(model, pixels, measures=tuple(TITLES), stations="output").frame, station="output")
     wide = frame.groupby(["block", "measure"])["value"].mean().unstack("measure").reset_index()
     wide.columns.name = None
     values = rows(spectra(model).frame, head=WHOLE)

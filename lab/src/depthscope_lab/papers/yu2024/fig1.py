@@ -63,7 +63,7 @@ def compute(config: Config, progress: Share) -> pd.DataFrame:
         for name, batch, measures, options in runs:
             frame = probe(model, batch, measures=measures, stations="output", progress=advance, **options).frame
             kept = frame["measure"].isin(["weight_gradient"] if options else measures)
-            frame = frame[kept].assign(family=family, input=name)
+            frame = frame[(frame["station"] == "output") & kept].assign(family=family, input=name)
             frames.append(frame[["family", "input", "block", "sample", "measure", "value"]])
         del model  # 100 blocks of BERT are 2.8 GB: gone before the next model comes
         gc.collect()
