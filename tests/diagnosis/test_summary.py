@@ -121,3 +121,18 @@ def test_paths_of_tokens_that_are_zero_have_no_cosine_and_no_attention_layer_is_
             torch.nn.init.zeros_(weight)
     found = summary.of_paths(depthscope.paths(model, torch.randn(2, 5, 8, generator=seeded(1))))
     assert found.headline.startswith("Paths through no attention layer make ")
+
+
+def test_negative_biases_do_not_shorten_paths():
+    """Lengths 0 to 3 bring 98, 2, 20 and 10 % of the output, biases take 30 % away: the longest ones count."""
+    shares = pd.DataFrame(
+        {"projection_share": [-0.3, 0.98, 0.02, 0.2, 0.1], "cosine": [0.1] * 5}, index=pd.Index([-1, 0, 1, 2, 3])
+    )
+
+    class Made:
+        depth, metadata = 3, {"model": "made up", "notes": []}
+
+        def summary(self):
+            return shares
+
+    assert "at most 3 of 3 attention layers make 100% of the output, biases left out" in summary.of_paths(Made()).headline

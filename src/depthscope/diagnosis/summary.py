@@ -134,7 +134,8 @@ def of_paths(shares: PathShares) -> Summary:
     table = shares.summary()
     along = table["projection_share"]
     lengths = along[along.index >= 0]
-    sums = lengths.cumsum().to_numpy()
+    # Biases may hold a share, or take one away: what counts is which lengths make up what all lengths bring.
+    sums = (lengths.cumsum() / lengths.sum()).to_numpy()
     reached = int((sums >= MOST).argmax()) if (sums >= MOST).any() else len(sums) - 1
     through = f"at most {reached} of {shares.depth} attention layers" if reached else "no attention layer"
     shown = [length for length in lengths.index if length < ROWS - 2]
@@ -143,7 +144,8 @@ def of_paths(shares: PathShares) -> Summary:
     rows = [(str(length), f"{lengths[length]:.1%}", cosines[length]) for length in shown]
     if len(rest):
         rows.append((f"{ROWS - 2} or more", f"{rest.sum():.1%}", ""))
-    if abs(constant) >= 5e-4:  # shown as a share in tenths of a percent
+    biased = abs(constant) >= 5e-3  # shown as a share in percent
+    if abs(constant) >= 5e-4:  # and in tenths of a percent
         rows.append(("biases", f"{constant:.1%}", cosines[CONSTANT]))
     largest = int(str(lengths.idxmax()))
     layers = "no attention layer" if largest == 0 else "1 attention layer" if largest == 1 else f"{largest} layers"
@@ -152,7 +154,7 @@ def of_paths(shares: PathShares) -> Summary:
     return Summary(
         "paths",
         model_line(shares.metadata),
-        f"Paths through {through} make {sums[reached]:.0%} of the output.",
+        f"Paths through {through} make {sums[reached]:.0%} of the output{', biases left out' if biased else ''}.",
         findings=tuple(findings),
         table=Table(("layers passed", "share of output", "cosine with output"), tuple(rows)),
         notes=tuple(shares.metadata.get("notes", ())),
