@@ -138,7 +138,7 @@ def test_a_gate_that_is_closed_does_not_hide_the_signal(program, monkeypatch: py
     monkeypatch.setattr("depthscope.diagnosis.fixing.best", interrupt)
     deep = ("--depth", "24", *SMALL[2:])  # collapses, so that a remedy is measured
     printed = program("probe", "encoder", *deep, "--fail-on", "token_similarity>0", code=130)
-    assert "token_similarity>0 holds" in printed.err
+    assert "token_similarity>0 at the last block holds" in printed.err
 
 
 def test_in_python_a_signal_is_raised_and_handlers_are_put_back():

@@ -134,7 +134,7 @@ def test_a_comparison_is_whole_in_a_narrow_terminal(
     cell = {"variant": "deescalated-leaking", "depth": 48, "lr": 0.0003, "warmup_steps": 100, "runs": 3}
     cell |= {"failed": 0, "stopped": 0}
     for name in ("loss", "test_loss", "test_accuracy"):
-        cell |= {name: 0.12345, f"{name}_std": 0.0234}
+        cell |= {name: 0.12345, f"{name}_std": 0.0234, f"{name}_low": 0.1, f"{name}_high": 0.15}
     summary = {"cells": [cell | {"best_lr": True}, cell | {"best_lr": False}], "runs": {}}
     printed = {}
     for columns in (120, 80, 60):

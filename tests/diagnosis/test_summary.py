@@ -135,4 +135,6 @@ def test_negative_biases_do_not_shorten_paths():
         def summary(self):
             return shares
 
-    assert "at most 3 of 3 attention layers make 100% of the output, biases left out" in summary.of_paths(Made()).headline
+    assert (
+        "at most 3 of 3 attention layers make 100% of the output, biases left out" in summary.of_paths(Made()).headline
+    )

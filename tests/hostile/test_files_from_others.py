@@ -309,16 +309,16 @@ def test_a_fix_replaces_an_older_one_as_a_whole_or_not_at_all(tmp_path: Path, ru
     (tmp_path / "before" / "mine.txt").write_text("of the user")
     older = everything_in(tmp_path)
     assert {"fix.json", "before/profile.json", "after/sinks.parquet", "before/mine.txt"} <= older.keys()
-    naming = files._naming
+    refuse = files._refuse_obstacle
 
-    def full(failing: str, target: Path):
+    def full(failing: str, target: Path, *, is_folder: bool):
         if target == tmp_path / failing:
             raise OSError(f"could not write {target}: No space left on device")
-        return naming(target)
+        return refuse(target, is_folder=is_folder)
 
     for failing in ("fix.json", "after/profile.json", "before/profile.parquet"):
         with monkeypatch.context() as patched:
-            patched.setattr(files, "_naming", partial(full, failing))
+            patched.setattr(files, "_refuse_obstacle", partial(full, failing))
             out, err = run(*model, "--seed=1", code=2)
         assert "No collapse" in out  # what was computed is shown all the same
         assert str(tmp_path / failing) in err

@@ -152,7 +152,8 @@ def test_a_watch_ends_with_a_warning(kind: str):
 
 def test_gradients_of_one_sequence_are_those_of_a_batch_of_one():
     model = encoder().eval()
-    alone, in_batch = (depthscope.probe(model, x, gradients=True).frame for x in (TOKENS[0], TOKENS[:1]))
+    options = {"measures": "light", "stations": "output", "gradients": True}
+    alone, in_batch = (depthscope.probe(model, x, **options).frame for x in (TOKENS[0], TOKENS[:1]))
     rows = in_batch["measure"].str.endswith("gradient")
     assert rows.any()
     assert alone[["block", "measure", "sample"]].equals(in_batch[["block", "measure", "sample"]])

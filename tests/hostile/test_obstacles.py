@@ -267,7 +267,7 @@ def test_folders_with_dots_are_tried_without_being_made(tmp_path: Path, monkeypa
     assert [path.name for path in tmp_path.rglob("*")] == ["here"]
 
 
-@pytest.mark.parametrize("command", [("probe", "encoder"), ("train", "vit-digits"), ("demo",)])
+@pytest.mark.parametrize("command", [("probe", "encoder"), ("train", "vit-digits")])
 def test_no_name_at_all_is_refused(command: tuple[str, ...], program):
     code, said = program(*command, "--out", "")
     assert code == 2

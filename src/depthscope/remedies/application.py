@@ -26,7 +26,7 @@ from depthscope.hooks.staying import (
     take_down,
 )
 from depthscope.inputs import Tokenizer
-from depthscope.remedies.record import keep_record, records_of, set_records
+from depthscope.remedies.record import ADAPTERS_ALONE, has_adapters, keep_record, records_of, set_records
 from depthscope.remedies.remedy import Remedy, Site, refuse_leak
 from depthscope.safety import undone
 from depthscope.scope import Scope, scope_of
@@ -34,11 +34,6 @@ from depthscope.scope import Scope, scope_of
 UNKNOWN = (
     "cannot tell whether this model is causal: the prefix mean is used, in which no token sees a later one; "
     "pass causal=False to apply for the full mean, or inputs= to find out"
-)
-
-ADAPTERS = (
-    "PEFT's save_pretrained writes adapters alone, and no record of remedies: apply these again after loading, or "
-    "merge the adapters before saving"
 )
 
 
@@ -80,8 +75,9 @@ def apply(
         anatomy = _put_in(scope, remedies)
         for left_out in anatomy.left_out:
             warnings.warn(f"what the remedy covers: {left_out}", stacklevel=2)
-        if hasattr(getattr(model, "module", model), "peft_config"):
-            warnings.warn(ADAPTERS, stacklevel=2)
+        if has_adapters(model):
+            said = f"{ADAPTERS_ALONE}: apply these again after loading, or merge the adapters before saving"
+            warnings.warn(said, stacklevel=2)
         return model
 
 

@@ -168,7 +168,8 @@ def restore(model: nn.Module, weights: Mapping[str, Tensor] | str | Path | None 
 
     found, before = recorded(model), records_of(model)
     if not found:
-        raise ValueError(f"the configuration of this {type(model).__name__} records no remedies")
+        why = f": {ADAPTERS_ALONE}; apply them again" if has_adapters(model) else ""
+        raise ValueError(f"the configuration of this {type(model).__name__} records no remedies{why}")
     if any(True for _ in hooks_in(model)):
         raise ValueError("the model has its remedies already")
     set_records(model, [])
@@ -223,3 +224,11 @@ def _read(path: Path, names: Collection[str]) -> dict[str, Tensor]:
         with safe_open(file, framework="pt") as opened:
             found |= {name: opened.get_tensor(name) for name in opened.keys() if name in names}  # noqa: SIM118
     return found
+
+
+ADAPTERS_ALONE = "PEFT's save_pretrained writes adapters alone, and no record of remedies"
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Whether it has adapters of PEFT: what it saves is then not the model, and not its configuration."""
+    return hasattr(getattr(model, "module", model), "peft_config")
