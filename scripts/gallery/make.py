@@ -3,7 +3,8 @@
     python scripts/gallery/make.py CACHE [FOLDER] [NAME …]    # half an hour of one core; goes on where it was
 
 CACHE keeps what was downloaded. FOLDER gets NAME.json: curves by block, what skipping costs, and the loss. `pip install
-gguf` for the two models in four bits, and `setuptools<80` for the packages of rxnfp and TabPFN. Aggregates alone: no text, no weights.
+gguf` for the two models in four bits, and `setuptools<80` for the packages of rxnfp and TabPFN. Aggregates alone: no
+text, no weights.
 """
 
 from __future__ import annotations
