@@ -8,16 +8,11 @@ chaotic in x (an MLP of large gain) it grows from layer to layer, and what is fo
 
 R holds its largest differences to a rounding of themselves, smaller ones to a rounding of the largest. So tokens that
 stand in groups, each much narrower than the distance of the groups, lose what tells the tokens of a group apart, and a
-next layer in which all rows attend to one group needs it. *Pairs* keep it (`around_each`): every token is the centre in
-turn, so that a centre stands in every group. It costs n times the memory and time. Each x_k is carried by itself: where
-a network is chaotic in x they drift apart by their own roundings, and the differences around one are then not exactly
-those around another.
+next layer in which all rows attend to one group needs it.
 
 Below R ≈ 1e-97 the next attention step, which is cubic, leaves the numbers of float64: R becomes 0, and stays 0.
 
-Tokens (…, n, d), weights in the layout x ↦ xW: (…, in, out), with leading axes that broadcast. Use float64. Pairs are
-`SplitTokens` with one more axis: shared x_k (…, n, d), residual x_i − x_k (…, n, n, d), k before i; weights need the
-same axis: (…, 1, h, d, d_qk), (…, 1, d, f). They go through the steps that do not centre.
+Tokens (…, n, d), weights in the layout x ↦ xW: (…, in, out), with leading axes that broadcast. Use float64.
 """
 
 from __future__ import annotations
@@ -207,11 +202,6 @@ def feed_forward(tokens: SplitTokens, mlp: Mlp) -> SplitTokens:
     return SplitTokens(*_linear(hidden, mlp.contract, mlp.contract_bias))
 
 
-def feed_forward_uncentred(tokens: SplitTokens, mlp: Mlp) -> SplitTokens:
-    """x' = φ(xW₁ + b₁)W₂ + b₂."""
-    return SplitTokens(*_linear(_activated(tokens, mlp), mlp.contract, mlp.contract_bias))
-
-
 def _activated(tokens: SplitTokens, mlp: Mlp) -> SplitTokens:
     phi = activation_named(mlp.activation)
     shared, residual = _linear(tokens, mlp.expand, mlp.expand_bias)
@@ -224,21 +214,3 @@ def _linear(tokens: SplitTokens, weight: Tensor, bias: Tensor | None) -> tuple[T
 
 def _plus(x: Tensor, bias: Tensor | None) -> Tensor:
     return x if bias is None else x + bias
-
-
-def around_each(tokens: SplitTokens) -> SplitTokens:
-    """The pairs of some tokens."""
-    r = tokens.residual
-    return SplitTokens(tokens.tokens, r.unsqueeze(-3) - r.unsqueeze(-2))
-
-
-def around_mean(pairs: SplitTokens) -> SplitTokens:
-    """The tokens of some pairs: x̄, and r_i = Σ_k(x_i − x_k)/n."""
-    return SplitTokens(pairs.shared.mean(dim=-2), pairs.residual.mean(dim=-3))
-
-
-def attend_pairs(pairs: SplitTokens, heads: Heads) -> SplitTokens:
-    """Attention: row i less row k is Σ_j(p_ij − p_kj)(x_j − x_j*)W, j* the token that row k attends to most."""
-    most = _most_attended(pairs, heads)  # (…, n, h, 1, 1)
-    apart = pairs.residual.take_along_dim(most.flatten(-4, -3), dim=-3).unflatten(-3, most.shape[-4:-2])
-    return attend_uncentred(pairs, heads, apart=apart)  # apart (…, n, h, n, d)
